@@ -1,0 +1,5 @@
+"""``python -m flashmel``."""
+
+from .cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,572 @@
+"""The ``flashmel`` command: mel spectrograms of audio files, a demonstration, and a report of what was found."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from . import __version__
+from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from .transform import MelSpectrogram
+
+FORMATS = ("npy", "pt", "safetensors", "png")
+WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
+AMIN = 1e-10  # the floor of --db, as in torchaudio.transforms.AmplitudeToDB
+
+_MEL_HELP = """\
+Frames are 25 ms long, 10 ms apart, with 80 filters, at any sample rate, unless told otherwise. (The class's own defaults, kept
+for compatibility with torchaudio, do not follow the rate: --n-fft 400 --hop-length 200 --n-mels 128.)
+
+OUT is a file, its format told by its extension (.npy, .pt, .safetensors, .png), or a folder, which is created: always for several
+inputs, and for one if OUT exists as a folder or has no extension. In a folder, outputs are named after their inputs' stems.
+An output that exists is left as it is and reported as a failure of its file, unless --overwrite is given: so a second run finishes
+what an interrupted one began. A file is never left half written.
+
+Arrays are (n_mels, frames), or (channels, n_mels, frames) with --channels keep; the one of .safetensors is named "mel".
+Pictures are in decibels, from the loudest value down to --db-range below it; kept channels are drawn one below the other.
+
+Exit status: 0 all written; 1 a file failed, its reason on stderr, the others written; 2 usage; 130 interrupted."""
+
+
+class _Failure(Exception):
+    """Ends the command with a message on stderr and ``status``."""
+
+    def __init__(self, message: str, status: int = 2) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _need(name: str) -> Any:
+    """Import a module of the ``cli`` extra, or end with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:  # OSError: soundfile without its C library
+        raise _Failure(f'this needs {name} ({error}): pip install "flashmel[cli]"', status=1) from error
+
+
+def _shown(path: Path) -> str:
+    """A path that can be printed, also where its name is not valid UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _positive_int(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return value
+
+
+def _device(name: str | None) -> torch.device:
+    """The device of ``--device``, checked; by default a GPU if there is one."""
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("expected cpu, cuda, cuda:N or mps")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no one type for an absent device
+        raise _Failure(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+# ---------------------------------------------------------------------------------------------------------------- flashmel mel
+
+
+def _transform(args: argparse.Namespace, rate: int) -> MelSpectrogram:
+    import torch
+
+    from .transform import MelSpectrogram
+
+    win_length = args.win_length or args.n_fft or max(1, round(0.025 * rate))
+    return MelSpectrogram(
+        sample_rate=rate,
+        n_fft=args.n_fft or 1 << (win_length - 1).bit_length(),
+        win_length=win_length,
+        hop_length=args.hop_length or max(1, round(0.010 * rate)),
+        f_min=args.f_min,
+        f_max=args.f_max,
+        pad=args.pad,
+        n_mels=args.n_mels,
+        window_fn=getattr(torch, f"{args.window}_window"),
+        power=args.power,
+        normalized=False if args.normalized == "none" else args.normalized,
+        center=not args.no_center,
+        pad_mode=args.pad_mode,
+        norm=None if args.norm == "none" else args.norm,
+        mel_scale=args.mel_scale,
+        # Decibels are of the float32 values; what is rounded is the result.
+        dtype=None if args.db else getattr(torch, args.dtype),
+    )
+
+
+def _check_transform(args: argparse.Namespace) -> None:
+    """Refuse, before any file is read, parameters that are wrong at every sample rate."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            _transform(args, args.resample or 384_000)  # a rate above any file's, for f_min <= f_max
+        except ValueError as error:
+            raise _Failure(str(error)) from error
+
+
+def _plan(args: argparse.Namespace) -> list[tuple[Path, Path]]:
+    """(input, output) for each input; decides what OUT is and sets ``args.format``.
+
+    Raises:
+        _Failure: OUT and the inputs do not fit together.
+    """
+    inputs, out = [Path(name) for name in args.audio], Path(args.output)
+    suffix = out.suffix[1:].lower()
+    folder = out.is_dir() or args.output.endswith(("/", os.sep)) or not suffix
+    if not folder and len(inputs) > 1:
+        raise _Failure(f"{len(inputs)} inputs need a folder for -o, got the file {_shown(out)}")
+    if not folder and suffix not in FORMATS:
+        raise _Failure(f"-o {_shown(out)}: the extension must be one of {', '.join('.' + name for name in FORMATS)}")
+    if folder and out.exists() and not out.is_dir():
+        raise _Failure(f"-o {_shown(out)} is a file, not a folder")
+    if not folder and args.format not in (None, suffix):
+        raise _Failure(f"--format {args.format} contradicts -o {_shown(out)}")
+    args.format = (args.format or "npy") if folder else suffix
+    if args.format == "npy" and args.dtype == "bfloat16":
+        raise _Failure("NumPy has no bfloat16: choose another --dtype, or pt or safetensors as the format")
+
+    sources: dict[Path, Path] = {}
+    for source in inputs:
+        target = out / f"{source.stem}.{args.format}" if folder else out
+        if target in sources:
+            raise _Failure(f"{_shown(sources[target])} and {_shown(source)} would both be written to {_shown(target)}")
+        sources[target] = source
+    originals = {source.resolve() for source in inputs}
+    for target in sources:
+        if target.resolve() in originals:
+            raise _Failure(f"{_shown(target)} is an input: choose another output")
+    return [(source, target) for target, source in sources.items()]
+
+
+def _read(path: Path, mix: bool) -> tuple[np.ndarray, int]:
+    """A file's samples, (time,) mixed or (channels, time), and its sample rate."""
+    if not path.is_file():
+        raise FileNotFoundError("not a file" if path.exists() else "no such file")
+    with _need("soundfile").SoundFile(path) as file:
+        # In blocks, so that a long file of many channels needs the memory of its mix only.
+        blocks = file.blocks(blocksize=1 << 20, dtype="float32", always_2d=True)
+        parts = [block.mean(axis=1) if mix else block.T for block in blocks]
+        if not parts:
+            raise ValueError("it holds no samples")
+        return np.concatenate(parts, axis=-1), file.samplerate
+
+
+def _resample(waveform: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+    common = int(np.gcd(rate, new_rate))
+    return _need("scipy.signal").resample_poly(waveform, new_rate // common, rate // common, axis=-1).astype(np.float32)
+
+
+def _decibels(mel: torch.Tensor, power: float) -> torch.Tensor:
+    return (20.0 / power) * mel.clamp(min=AMIN).log10()
+
+
+def _write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write through a temporary neighbour and a rename: the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: MelSpectrogram, title: str) -> None:
+    import torch
+
+    def write(file: BinaryIO) -> None:
+        if args.format == "npy":
+            np.save(file, mel.numpy())
+        elif args.format == "pt":
+            torch.save(mel, file)
+        elif args.format == "safetensors":
+            metadata = {"transform": transform.extra_repr(), "unit": "dB" if args.db else "1"}
+            file.write(_need("safetensors.torch").save({"mel": mel}, metadata))
+        else:
+            _draw(file, mel.float().numpy(), transform, title, args.db_range)
+
+    _write_atomically(path, write)
+
+
+def _one(source: Path, target: Path, args: argparse.Namespace, device: torch.device, transforms: dict[int, MelSpectrogram]) -> str:
+    """Transform one file; returns the line to print."""
+    import torch
+
+    if target.exists() and not args.overwrite:
+        raise FileExistsError(f"{_shown(target)} exists (--overwrite replaces it)")
+    waveform, rate = _read(source, args.channels == "mix")
+    seconds = waveform.shape[-1] / rate
+    if args.resample and args.resample != rate:
+        waveform, rate = _resample(waveform, rate, args.resample), args.resample
+    if rate not in transforms:
+        transforms[rate] = _transform(args, rate).to(device)
+    with torch.inference_mode():
+        mel = transforms[rate](torch.from_numpy(waveform).to(device))
+        if args.db:
+            mel = _decibels(mel, args.power)
+        mel = mel.to("cpu", getattr(torch, args.dtype)).contiguous()
+    _save(mel, target, args, transforms[rate], _shown(Path(source.name)))
+    return f"{_shown(source)} -> {_shown(target)}: {tuple(mel.shape)}, {mel.shape[-1]} frames, {seconds:.3f} s"
+
+
+def _mel(args: argparse.Namespace) -> int:
+    jobs = _plan(args)
+    if args.format == "png":
+        args.db, args.dtype = True, "float32"
+    _check_transform(args)
+    device = _device(args.device)
+    needed = {"soundfile": True, "scipy.signal": args.resample, "matplotlib": args.format == "png"}
+    needed |= {"safetensors.torch": args.format == "safetensors", "tqdm": len(jobs) > 1}
+    for name in (name for name, used in needed.items() if used):
+        _need(name)  # here, so that a missing module is one message and not one for each file
+
+    bar: Iterable[tuple[Path, Path]] = jobs
+    say: Callable[..., Any] = print
+    if len(jobs) > 1:
+        bar = _need("tqdm").tqdm(jobs, unit="file", disable=None)  # None: no bar where stderr is not a terminal
+        say = bar.write  # type: ignore[attr-defined]
+    failed, transforms = 0, {}  # type: ignore[var-annotated]
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(f"flashmel: warning: {message}", file=sys.stderr)  # type: ignore[assignment]
+        for source, target in bar:
+            try:
+                line = _one(source, target, args, device, transforms)
+            except _Failure:
+                raise
+            except Exception as error:  # whatever is wrong with a file, the others are done
+                failed += 1
+                say(f"flashmel: {_shown(source)}: {error or type(error).__name__}", file=sys.stderr)
+            else:
+                say(line)
+    if failed and len(jobs) > 1:
+        print(f"flashmel: {failed} of {len(jobs)} files failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+# -------------------------------------------------------------------------------------------------------------------- pictures
+
+
+def _hz_ticks(bank: MelBankSpec) -> list[float]:
+    """Octaves, which lie nearly evenly on a mel axis; round numbers where the range holds too few."""
+    octaves = [0.0] + [125.0 * 2**k for k in range(12)]
+    ticks = [hz for hz in octaves if bank.f_min <= hz <= bank.f_max]
+    if len(ticks) < 3:
+        ticks = _need("matplotlib.ticker").MaxNLocator(6).tick_values(bank.f_min, bank.f_max)
+    return [hz for hz in ticks if bank.f_min <= hz <= bank.f_max]
+
+
+def _draw(file: BinaryIO, db: np.ndarray, transform: MelSpectrogram, title: str, db_range: float) -> None:
+    """Write a picture of decibels (n_mels, frames) or (channels, n_mels, frames): seconds, Hz on a mel axis, a colour bar."""
+    from .tables import _hz_to_mel
+
+    spec, bank = transform.spec, transform.bank
+    db = db.reshape(-1, *db.shape[-2:])
+    channels, n_mels, frames = db.shape
+    low, high = float(_hz_to_mel(bank.f_min, bank.mel_scale)), float(_hz_to_mel(bank.f_max, bank.mel_scale))
+    half_row = 0.5 * (high - low) / (n_mels + 1)  # row m is centred at low + (m + 1) rows
+    # Frame t begins at sample t * hop_length - margin - pad and is drawn around its middle.
+    middle = spec.n_fft // 2 - spec.margin - spec.pad
+    left, right = ((middle + (t - 0.5) * spec.hop_length) / bank.sample_rate for t in (0, frames))
+    # A picture has some 1500 columns: the loudest of the frames that share one is drawn, so that clicks stay visible
+    # and an hour of audio needs no more memory than a minute.
+    step = -(-frames // 3000)
+    db = np.maximum.reduceat(db, np.arange(0, frames, step), axis=-1)
+    right = left + (right - left) * db.shape[-1] * step / frames
+    floor = 20.0 / spec.power * float(np.log10(AMIN))
+    top = float(np.max(db, initial=floor, where=np.isfinite(db)))  # a file may hold NaN
+
+    fig = _need("matplotlib.figure").Figure(figsize=(11, 1.2 + 3.4 * channels), dpi=150, layout="constrained")
+    axes = fig.subplots(channels, 1, sharex=True, squeeze=False)[:, 0]
+    for channel, ax in enumerate(axes):
+        image = ax.imshow(
+            db[channel],
+            origin="lower",
+            aspect="auto",
+            extent=(left, right, low + half_row, high - half_row),
+            cmap="magma",
+            vmin=top - db_range,
+            vmax=top,
+        )
+        ticks = _hz_ticks(bank)
+        ax.set_yticks([float(_hz_to_mel(hz, bank.mel_scale)) for hz in ticks], [f"{hz:g}" for hz in ticks])
+        ax.set_ylim(low, high)
+        ax.set_facecolor("black")  # the half row at either end, where no filter has its middle
+        ax.set_ylabel("frequency (Hz)" if channels == 1 else f"channel {channel + 1}: frequency (Hz)")
+    axes[0].set_title(title, loc="left", fontweight="bold", parse_math=False)  # a file name may hold a $
+    settings = f"{bank.sample_rate:g} Hz, n_fft {spec.n_fft}, window {spec.win_length}, hop {spec.hop_length}, {n_mels} mels"
+    axes[0].set_title(settings, loc="right", fontsize="small", color="0.4")
+    axes[-1].set_xlabel("time (s)")
+    quantity = {1.0: "mel magnitude", 2.0: "mel power"}.get(spec.power, f"mel of |X|^{spec.power:g}")
+    fig.colorbar(image, ax=list(axes), pad=0.015, extend="min", label=f"{quantity} (dB re 1)")
+    fig.savefig(file, format="png")
+
+
+# --------------------------------------------------------------------------------------------------------------- flashmel demo
+
+
+def _demo_sound(rate: int) -> np.ndarray:
+    """Four seconds: a rising chirp, three vowels on a gliding voice, clicks, silence."""
+
+    def fade(x: np.ndarray) -> np.ndarray:
+        ramp = np.minimum(1.0, np.arange(len(x)) / (0.02 * rate))
+        return x * ramp * ramp[::-1]
+
+    t = np.arange(rate) / rate
+    ratio = 7000 / 100
+    chirp = fade(0.4 * np.sin(2 * np.pi * 100 / np.log(ratio) * (ratio**t - 1)))
+
+    t = np.arange(int(1.6 * rate)) / rate
+    pitch = 120 + 50 * np.sin(np.pi * t / 1.6)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    formants = [np.interp(t, [0.3, 0.8, 1.3], hz) for hz in ([730, 270, 300], [1090, 2290, 870], [2440, 3010, 2240])]  # a, i, u
+    vowels = np.zeros_like(t)
+    for k in range(1, 70):
+        gain = sum(weight / (1 + ((k * pitch - hz) / 90) ** 2) for weight, hz in zip((1.0, 0.5, 0.25), formants, strict=True))
+        vowels += (gain + 0.003) * np.sin(k * phase) * (k * pitch < rate / 2)
+    vowels = fade(vowels * 0.4 / np.abs(vowels).max())
+
+    clicks = np.zeros(int(0.8 * rate))
+    clicks[rate // 20 :: rate // 10] = 0.9
+    silence = np.zeros(int(0.6 * rate))
+    return np.concatenate([chirp, vowels, clicks, silence]).astype(np.float32)
+
+
+def _medians_ms(calls: list[Callable[[], Any]], device: torch.device, budget: float = 6.0) -> list[float]:
+    """Median time in ms of each call, in turns so that a busy machine is as unkind to each, within ``budget`` seconds."""
+    import torch
+
+    synchronize = getattr(torch, device.type).synchronize
+    times: list[list[float]] = [[] for _ in calls]
+    start = time.perf_counter()
+    for turn in range(23):
+        for call, own in zip(calls, times, strict=True):
+            begin = time.perf_counter()
+            call()
+            synchronize()
+            own.append(1e3 * (time.perf_counter() - begin))
+        if turn == 2:
+            times = [own[-1:] for own in times]  # the first turns are the warm-up
+        if time.perf_counter() - start > budget:
+            break
+    return [statistics.median(own) for own in times]
+
+
+def _torchaudio(options: dict[str, Any]) -> tuple[torch.nn.Module | None, str]:
+    """torchaudio's transform, or None and the reason."""
+    try:
+        from torchaudio.transforms import MelSpectrogram as Theirs
+    except Exception as error:  # absent, or built for another torch (OSError, RuntimeError, ...)
+        return None, str(error).splitlines()[0]
+    return Theirs(**options), ""
+
+
+def _demo(args: argparse.Namespace) -> int:
+    import torch
+
+    from . import fused, ops
+    from .transform import MelSpectrogram
+
+    if Path(args.output).suffix.lower() != ".png":
+        raise _Failure(f"-o {args.output}: the picture's extension must be .png")
+    _need("matplotlib")
+    device, rate = _device(args.device), 16_000
+    options: dict[str, Any] = {"sample_rate": rate, "n_fft": 400, "hop_length": 160, "n_mels": 80}
+    sound = torch.from_numpy(_demo_sound(rate))
+    # Eight different half minutes: the sound repeated, from eight beginnings.
+    batch = torch.stack([sound.roll(-rate * n // 2).repeat(8)[: 30 * rate] for n in range(8)]).to(device)
+    transform = MelSpectrogram(**options).to(device)
+    torchaudio, absent = _torchaudio(options)
+
+    with torch.inference_mode():
+        begin = time.perf_counter()
+        mel = transform(batch).cpu()
+        first = time.perf_counter() - begin
+        plain = ops.fused_unavailable_reason(device)
+        if plain is None:  # for the device; whether this configuration runs fused, only running it tells
+            try:
+                fused.mel_spectrogram(batch, transform.spectrogram.window, transform.mel_scale.fb, transform.spec, None)
+            except fused.UnavailableError as error:
+                plain = str(error)
+        print(f"input               8 x 30 s at {rate} Hz: {tuple(batch.shape)}")
+        print(f"output              {tuple(mel.shape)}, {mel.dtype}".replace("torch.", ""))
+        print(f"device              {_device_name(device)}")
+        print(f"path                {'fused' if plain is None else f'plain torch ({plain})'}")
+        calls: list[Callable[[], Any]] = [lambda: transform(batch)]
+        if torchaudio is not None:
+            torchaudio.to(device)
+            expected = torchaudio(batch).cpu()
+            calls.append(lambda: torchaudio(batch))
+        ours, *theirs = _medians_ms(calls, device)
+        print(f"first call          {1e3 * first:.1f} ms")
+        print(f"time                {ours:.3f} ms, {8 * 30e3 / ours:,.0f} times as fast as the sound plays")
+        if theirs:
+            print(f"torchaudio's time   {theirs[0]:.3f} ms, {theirs[0] / ours:.2f} times flashmel's")
+            difference, largest = (mel - expected).abs().max().item(), expected.max().item()
+            print(f"largest difference  {difference:.2e} of values up to {largest:.2e}: {difference / largest:.1e}")
+        else:
+            print(f"torchaudio          not compared: {absent}")
+        picture = _decibels(transform(sound.to(device)), 2.0).cpu().numpy()
+    title = "flashmel demo: a chirp, three vowels, clicks, silence"
+    _write_atomically(Path(args.output), lambda file: _draw(file, picture, transform, title, 80.0))
+    print(f"picture             {_shown(Path(args.output))}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- flashmel doctor
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    if device.type != "cuda":
+        return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} ({torch.cuda.get_device_name(device)}, sm_{major}{minor})"
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    import platform
+
+    import torch
+
+    from . import ops
+    from .jit import toolchain
+
+    gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+    rows = [
+        ("flashmel", __version__),
+        ("Python", f"{platform.python_version()} on {platform.platform()}"),
+        ("torch", torch.__version__),
+        ("torch's CUDA", torch.version.cuda or "none (a build without CUDA)"),
+        *(("GPU", _device_name(gpu)) for gpu in gpus),
+        *([] if gpus else [("GPU", "none that torch can use")]),
+        *toolchain.describe(),
+        *((f"{name} (cli)", _installed(name)) for name in ("soundfile", "scipy", "matplotlib", "safetensors", "tqdm")),
+    ]
+    targets: list[torch.device | None] = [*gpus] or [None]
+    for gpu in targets:
+        reason = ops.fused_unavailable_reason(gpu)
+        rows.append(("fused path" + (f", {gpu}" if gpu else ""), "available" if reason is None else f"not available: {reason}"))
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        print(f"{label:{width}}  {value}")
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("flashmel", description="Mel spectrograms, on a GPU in one kernel launch.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"flashmel {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    device = argparse.ArgumentParser(add_help=False)
+    device.add_argument("--device", help="cpu, cuda, cuda:1 or mps (default: cuda if there is one, else cpu)")
+
+    mel = commands.add_parser(
+        "mel",
+        help="mel spectrograms of audio files",
+        description="Write the mel spectrograms of audio files (wav, flac, ogg, mp3 and what else libsndfile reads).",
+        epilog=_MEL_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        parents=[device],
+    )
+    mel.set_defaults(run=_mel)
+    mel.add_argument("audio", nargs="+", metavar="AUDIO", help="audio file")
+    mel.add_argument("-o", "--output", required=True, metavar="OUT", help="output file, or folder (see below)")
+    mel.add_argument("--format", choices=FORMATS, help="of the outputs in a folder (default: npy)")
+    mel.add_argument("--overwrite", action="store_true", help="replace outputs that exist")
+    mel.add_argument("--channels", choices=("mix", "keep"), default="mix", help="mean of the channels, or all (default: mix)")
+    mel.add_argument("--resample", type=_positive_int, metavar="HZ", help="resample first (default: the file's own rate)")
+    mel.add_argument("--db", action="store_true", help=f"write decibels, 20/power * log10, with a floor at {AMIN:g}")
+    mel.add_argument("--db-range", type=_positive_float, default=80.0, metavar="DB", help="of a picture's colours (default: 80)")
+    group = mel.add_argument_group("transform", "the arguments of flashmel.MelSpectrogram")
+    group.add_argument("--n-fft", type=_positive_int, metavar="N", help="default: the window's length, to the next power of two")
+    group.add_argument("--win-length", type=_positive_int, metavar="N", help="in samples (default: N of --n-fft, else 25 ms)")
+    group.add_argument("--hop-length", type=_positive_int, metavar="N", help="in samples (default: 10 ms)")
+    group.add_argument("--f-min", type=float, default=0.0, metavar="HZ", help="default: 0")
+    group.add_argument("--f-max", type=float, metavar="HZ", help="default: half the sample rate")
+    group.add_argument("--pad", type=int, default=0, metavar="N", help="zeros on each side (default: 0)")
+    group.add_argument("--n-mels", type=_positive_int, default=80, metavar="N", help="default: 80")
+    group.add_argument("--window", choices=WINDOWS, default="hann", help="default: hann; kaiser has torch's beta of 12")
+    group.add_argument("--power", type=_positive_float, default=2.0, help="1 for magnitude, 2 for power (default: 2)")
+    group.add_argument("--normalized", choices=NORMALIZATIONS, default="none", help="default: none")
+    group.add_argument("--no-center", action="store_true", help="frame t begins at t * hop, and nothing is padded")
+    group.add_argument("--pad-mode", choices=PAD_MODES, default="reflect", help="default: reflect")
+    group.add_argument("--norm", choices=("none", "slaney"), default="none", help="slaney: filters of unit area (default: none)")
+    group.add_argument("--mel-scale", choices=MEL_SCALES, default="htk", help="default: htk")
+    group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="default: float32")
+
+    demo = commands.add_parser(
+        "demo",
+        help="synthesise a sound, time the transform, draw a picture",
+        description="Transform a synthesised sound: prints shape, device, path, time and the difference from torchaudio.",
+        allow_abbrev=False,
+        parents=[device],
+    )
+    demo.set_defaults(run=_demo)
+    demo.add_argument("-o", "--output", default="flashmel-demo.png", metavar="PICTURE", help="default: %(default)s")
+
+    doctor = commands.add_parser("doctor", help="what was found, and whether the fused CUDA path is available and why")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit status (see ``flashmel mel --help``)."""
+    try:
+        args = _parser().parse_args(argv)
+        return args.run(args)
+    except SystemExit as end:  # argparse: 0 after --help and --version, 2 after a usage error
+        return int(end.code or 0)
+    except _Failure as failure:
+        print(f"flashmel: error: {failure}", file=sys.stderr)
+        return failure.status
+    except KeyboardInterrupt:
+        print("flashmel: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,28 @@
+"""The environment variables that flashmel reads, all of them, and when: at the first call of a configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """``FLASHMEL_CACHE_DIR``, or ``flashmel`` in the user's cache folder."""
+    if override := os.environ.get("FLASHMEL_CACHE_DIR"):
+        return Path(override)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "flashmel"
+
+
+def frames_per_block() -> int | None:
+    """``FLASHMEL_FPB``: frames per block instead of the plan's choice, for tuning.
+
+    Raises:
+        ValueError: it is set to something other than an integer.
+    """
+    value = os.environ.get("FLASHMEL_FPB")
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"FLASHMEL_FPB must be an integer, got {value!r}") from None

@@ -1,0 +1,1 @@
+"""From the kernel's source to a launch: ``source`` -> ``compiler`` -> ``cache`` -> ``driver``."""

@@ -1,0 +1,78 @@
+"""From a specialisation to a kernel on a device, and its launch through the CUDA driver API."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .. import environment
+from . import cache, compiler
+from ..plan import launch_grid
+from .source import Specialisation, config_header, kernel_sources
+
+
+class DriverError(RuntimeError):
+    """A CUDA driver call failed; the message names the call and the driver's reason."""
+
+
+class LaunchParams(ctypes.Structure):
+    """The kernel's ``Params`` (kernel/kernel.cu), field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("waveform", "mel", "tables", "filters", "weights")),
+        *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames", "rows")),
+        ("n_mels", ctypes.c_int32),
+    ]
+
+
+def cubin(s: Specialisation) -> bytes:
+    """The cubin of a specialisation, from the disk cache or compiled and stored there.
+
+    Raises:
+        ToolchainError, CompileError: see compiler.py.
+    """
+    sources = {**kernel_sources(), "config.h": config_header(s)}
+    key, folder = compiler.cache_key(sources, s.arch.name), environment.cache_dir()
+    data = cache.load(folder, key)
+    if data is None:
+        data, _ = compiler.compile_cubin(sources, s.arch.name)
+        cache.store(folder, key, data)
+    return data
+
+
+class Kernel:
+    """A loaded kernel. Made in, and only good for, the CUDA context that is current."""
+
+    def __init__(self, s: Specialisation) -> None:
+        """
+        Raises:
+            ToolchainError, CompileError: see compiler.py.
+            DriverError: the driver does not take the cubin.
+        """
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._plan = s.plan
+        self._module = self._call("cuModuleLoadData", cubin(s))
+        self._function = self._call("cuModuleGetFunction", self._module, b"mel_spectrogram")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", self._function, attribute, s.plan.shared_bytes)
+
+    def launch(self, params: LaunchParams, stream: int) -> None:
+        """Launch on a stream of the kernel's device, which must be current.
+
+        Raises:
+            DriverError: the launch was refused.
+        """
+        grid = launch_grid(self._plan, params.frames, params.rows)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._call(
+            "cuLaunchKernel", self._function, *grid, self._plan.threads, 1, 1, self._plan.shared_bytes, stream, ctypes.addressof(arguments), 0
+        )
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        status, *values = getattr(self._driver, name)(*arguments)
+        if int(status) != 0:
+            _, text = self._driver.cuGetErrorString(status)
+            raise DriverError(f"{name} failed: {status.name} ({text.decode() if text else 'no description'})")
+        return values[0] if values else None

@@ -1,0 +1,142 @@
+"""The operator ``flashmel::mel_spectrogram``: input checks, choice of path, fake. The only file that knows torch.library."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from . import fused, reference
+from .spec import StftSpec
+
+INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16)
+
+_library = torch.library.Library("flashmel", "DEF")
+_library.define(
+    "mel_spectrogram(Tensor waveform, Tensor window, Tensor fb, int n_fft, int hop_length, int pad, float power, "
+    "str normalized, bool center, str pad_mode, ScalarType? dtype=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+_spec = lru_cache(maxsize=256)(StftSpec)
+
+
+def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None = None) -> Tensor:
+    """Mel spectrogram of a waveform, by the fused kernel where it can, else in plain torch.
+
+    Args:
+        waveform: (..., time), real; int16 is scaled by 1/32768.
+        window: (n,) with n up to ``spec.n_fft``; its float64 makes the arithmetic float64.
+        fb: (n_freqs, n_mels).
+        spec: framing, normalisation and power.
+        dtype: of the output; the arithmetic's if None.
+
+    Returns:
+        (..., n_mels, frames), contiguous.
+
+    Raises:
+        ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables.
+    """
+    _check(waveform, window, fb, spec)
+    if torch.is_grad_enabled() and (waveform.requires_grad or window.requires_grad or fb.requires_grad):
+        if waveform.is_cuda:
+            _warn_once(f"the fused kernel has no gradient yet: training runs in plain torch on {waveform.device}")
+        return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+    return torch.ops.flashmel.mel_spectrogram(
+        waveform, window, fb, spec.n_fft, spec.hop_length, spec.pad, spec.power, spec.normalized, spec.center, spec.pad_mode, dtype
+    )
+
+
+def fused_unavailable_reason(device: torch.device | None = None) -> str | None:
+    """Why no configuration can run fused on this device; None where the fused path is available."""
+    return fused.unavailable_reason(device)
+
+
+def _check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
+    if waveform.dtype not in INPUT_DTYPES:
+        remedy = "pass its real part" if waveform.is_complex() else "convert it to float32, or to int16 for 16-bit PCM"
+        raise ValueError(f"waveform must be float32, float16, bfloat16, float64 or int16, got {waveform.dtype}: {remedy}")
+    if waveform.dim() == 0:
+        raise ValueError("waveform must have a time axis, got a scalar")
+    if waveform.device != window.device or waveform.device != fb.device:
+        raise ValueError(
+            f"waveform is on {waveform.device}, the module's window on {window.device} and filterbank on {fb.device}: "
+            f"move the module with .to({str(waveform.device)!r}) or the waveform to the module's device"
+        )
+    if window.dim() != 1 or not 1 <= window.shape[0] <= spec.n_fft:
+        raise ValueError(f"window must have one axis of 1 to n_fft = {spec.n_fft} values, got shape {tuple(window.shape)}")
+    if fb.dim() != 2 or fb.shape[0] != spec.n_freqs:
+        raise ValueError(f"filterbank must have shape (n_freqs, n_mels) with n_freqs = {spec.n_freqs}, got {tuple(fb.shape)}")
+    spec.check_length(waveform.shape[-1])
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if not torch.compiler.is_compiling() and message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=4)
+
+
+def _plain(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    n_fft: int,
+    hop_length: int,
+    pad: int,
+    power: float,
+    normalized: str,
+    center: bool,
+    pad_mode: str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    spec = _spec(n_fft, window.shape[0], hop_length, pad, power, normalized, center, pad_mode)
+    return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+
+
+def _cuda(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    n_fft: int,
+    hop_length: int,
+    pad: int,
+    power: float,
+    normalized: str,
+    center: bool,
+    pad_mode: str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    spec = _spec(n_fft, window.shape[0], hop_length, pad, power, normalized, center, pad_mode)
+    try:
+        return fused.mel_spectrogram(waveform, window, fb, spec, dtype)
+    except fused.UnavailableError as reason:
+        _warn_once(f"running in plain torch on {waveform.device}: {reason}")
+        return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+
+
+def _fake(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    n_fft: int,
+    hop_length: int,
+    pad: int,
+    power: float,
+    normalized: str,
+    center: bool,
+    pad_mode: str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    spec = _spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode)
+    frames = spec.frame_count(waveform.shape[-1])
+    return waveform.new_empty((*waveform.shape[:-1], fb.shape[1], frames), dtype=dtype or reference.compute_dtype(window))
+
+
+_library.impl("mel_spectrogram", _plain, "CompositeExplicitAutograd")
+_library.impl("mel_spectrogram", _cuda, "CUDA")
+torch.library.register_fake("flashmel::mel_spectrogram", _fake, lib=_library)

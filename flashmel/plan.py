@@ -1,0 +1,230 @@
+"""The launch plan: a pure function of what is computed and where, to every constant of the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .spec import StftSpec
+
+MIN_N_FFT, MAX_N_FFT = 64, 16384
+MAX_RADIX = 32  # complex values that a thread holds: 64 of its registers
+MAX_THREADS = 512
+
+
+class UnsupportedError(ValueError):
+    """The fused kernel does not cover this configuration; the message says why."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a plan needs to know of a GPU. ``shared_per_*`` in bytes, net of what the driver reserves."""
+
+    compute: int  # 90 for sm_90
+    shared_per_block: int
+    shared_per_sm: int
+    threads_per_sm: int
+
+    @property
+    def name(self) -> str:
+        """As NVRTC calls it."""
+        return f"sm_{self.compute}"
+
+
+_KIB = 1024
+# Compute capability -> KiB of shared memory a block, an SM; threads an SM. (CUDA C++ Programming Guide, "Compute Capabilities".)
+_LIMITS = {
+    75: (64, 64, 1024),
+    80: (163, 164, 2048),
+    86: (99, 100, 1536),
+    87: (163, 164, 1536),
+    89: (99, 100, 1536),
+    90: (227, 228, 2048),
+    100: (227, 228, 2048),
+    103: (227, 228, 2048),
+    110: (227, 228, 1536),
+    120: (99, 100, 1536),
+    121: (99, 100, 1536),
+}
+
+
+def architecture(major: int, minor: int) -> Architecture:
+    """The architecture of a compute capability.
+
+    Raises:
+        UnsupportedError: older than 7.5, or unknown.
+    """
+    compute = 10 * major + minor
+    if compute not in _LIMITS:
+        known = ", ".join(f"{c // 10}.{c % 10}" for c in _LIMITS)
+        raise UnsupportedError(f"compute capability {major}.{minor} is not supported by the fused kernel (it knows {known})")
+    block, sm, threads = _LIMITS[compute]
+    return Architecture(compute, block * _KIB, sm * _KIB, threads)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Constants of one kernel; the names are those of the generated ``Config`` (see kernel/fft.cuh for their meaning)."""
+
+    r1: int
+    r2: int
+    r3: int
+    frames_per_block: int
+    threads: int
+    min_blocks: int
+    skew: int
+    sample_stride: int
+    row_stride: int
+    frame_stride: int
+    power_stride: int
+    shared_bytes: int
+
+    @property
+    def threads_per_frame(self) -> int:
+        """Threads that work on one frame's transform."""
+        return self.threads // self.frames_per_block
+
+
+def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None = None) -> LaunchPlan:
+    """The plan for a transform on an architecture.
+
+    Args:
+        spec: the transform.
+        arch: the GPU.
+        frames_per_block: a power of two up to 32 to use instead of the chosen one.
+
+    Raises:
+        UnsupportedError: no plan exists; the message says why.
+        ValueError: ``frames_per_block`` is not possible here.
+    """
+    n_fft = spec.n_fft
+    if n_fft % 2 or not MIN_N_FFT <= n_fft <= MAX_N_FFT:
+        raise UnsupportedError(f"the fused kernel covers even n_fft from {MIN_N_FFT} to {MAX_N_FFT}, not {n_fft}")
+    radices = min(_factorisations(n_fft // 2), key=_cost, default=None)
+    if radices is None:
+        raise UnsupportedError(f"n_fft = {n_fft}: {n_fft // 2} is not a product of at most three factors up to {MAX_RADIX}")
+    if frames_per_block is not None:
+        if frames_per_block not in (1, 2, 4, 8, 16, 32):
+            raise ValueError(f"frames per block must be a power of two from 1 to 32, got {frames_per_block}")
+        plan = _lay_out(spec, arch, radices, frames_per_block)
+        if not _fits(plan, arch):
+            raise ValueError(
+                f"{frames_per_block} frames per block do not fit: {plan.threads} threads and {plan.shared_bytes} bytes of shared "
+                f"memory, of {MAX_THREADS} and {arch.shared_per_block}"
+            )
+        return plan
+    plans = [_lay_out(spec, arch, radices, frames) for frames in (32, 16, 8, 4, 2, 1)]
+    fitting = [plan for plan in plans if _fits(plan, arch)]
+    if not fitting:
+        raise UnsupportedError(f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}")
+    # Blocks wait at barriers: three on an SM keep it busy. Where no tile is that small, the smallest.
+    return next((plan for plan in fitting if 3 * (plan.shared_bytes + _KIB) <= arch.shared_per_sm), fitting[-1])
+
+
+_MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 2**16 - 1
+
+
+def launch_grid(plan: LaunchPlan, frames: int, rows: int) -> tuple[int, int, int]:
+    """The grid for ``rows`` waveforms of ``frames`` frames each.
+
+    Raises:
+        UnsupportedError: more blocks than a grid has.
+    """
+    tiles = -(-frames // plan.frames_per_block)
+    y = min(rows, _MAX_GRID_YZ)
+    z = -(-rows // y)
+    if tiles > _MAX_GRID_X or z > _MAX_GRID_YZ:
+        raise UnsupportedError(f"{rows} waveforms of {frames} frames are more than one launch can hold")
+    return tiles, y, z
+
+
+def _fits(plan: LaunchPlan, arch: Architecture) -> bool:
+    return plan.shared_bytes <= arch.shared_per_block and plan.threads <= MAX_THREADS
+
+
+def _factorisations(m: int) -> Iterator[tuple[int, int, int]]:
+    """(r1, r2, r3) with product ``m``; r2 = 1 is a transform of two passes."""
+    for r3 in range(1, MAX_RADIX // 2 + 1):  # a thread holds two rows
+        for r2 in range(1, MAX_RADIX + 1):
+            r1, rest = divmod(m, r2 * r3)
+            if rest == 0 and 2 <= r1 <= MAX_RADIX and r3 >= 2:
+                yield r1, r2, r3
+
+
+def _threads_per_frame(r1: int, r2: int, r3: int) -> int:
+    """As few as hold the columns of a frame, then its row pairs, in MAX_RADIX complex registers each."""
+    m = r1 * r2 * r3
+    columns, pairs = m // r1, (m // r3 + 1) // 2
+    return max(-(-columns // (MAX_RADIX // r1)), -(-pairs // (MAX_RADIX // (2 * r3))))
+
+
+def _cost(radices: tuple[int, int, int]) -> float:
+    """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
+    r1, r2, r3 = radices
+    m = r1 * r2 * r3
+    threads = _threads_per_frame(*radices)
+
+    def passes(items: int, radix: int, times: int = 1) -> float:
+        return -(-items // threads) * times * radix * (2 * math.log2(radix) + 8)
+
+    middle = passes(m // r2, r2) if r2 > 1 else 0.0
+    return threads * (passes(m // r1, r1) + middle + passes((m // r3 + 1) // 2, r3, times=2))
+
+
+def _odd_multiple(at_least: int, unit: int) -> int:
+    """The smallest odd multiple of ``unit`` (a power of two) that is at least ``at_least``."""
+    multiple = -(-at_least // unit)
+    return unit * (multiple + 1 - multiple % 2)
+
+
+def _lay_out(
+    spec: StftSpec, arch: Architecture, radices: tuple[int, int, int], frames: int, threads_per_frame: int | None = None
+) -> LaunchPlan:
+    """Strides that keep a warp's shared-memory accesses in different banks, and what they add up to.
+
+    A warp is ``frames`` frames by 32 / frames threads of each. Accesses of 8 bytes are served by half warps from 16 banks
+    of 8 bytes: with n threads a frame side by side, the frames' stride must be an odd multiple of n.
+    """
+    r1, r2, r3 = radices
+    hop, m = spec.hop_length, spec.n_fft // 2
+    side_by_side = max(1, 16 // frames)
+    skew = 0 if hop % 2 or frames == 1 else 2 * _odd_multiple(hop // 2, side_by_side) - hop
+    sample_stride = hop + skew
+    span = (frames - 1) * hop + spec.n_fft
+    samples = 4 * (span + (span - 1) // hop * skew)
+
+    row = r2 * r3
+    def exchange(row_stride: int) -> int:
+        size = (r1 - 1) * row_stride + row
+        return size if frames == 1 else _odd_multiple(size, side_by_side)
+
+    row_stride = row + 1 - row % 2
+    if 8 * frames * exchange(row_stride) > arch.shared_per_block:
+        row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
+    power_stride = m + 1 if frames == 1 else _odd_multiple(m + 1, 32 // frames)
+    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * power_stride)
+
+    threads = -(-(threads_per_frame or _threads_per_frame(*radices)) * frames // 32) * 32
+    held = max(-(-m // r1 // (threads // frames)) * r1, r2, -(-((m // r3 + 1) // 2) // (threads // frames)) * 2 * r3)
+    registers = 8 * -(-(2 * held + 24) // 8)
+    min_blocks = min(
+        65536 // (threads * registers),
+        arch.shared_per_sm // (shared_bytes + _KIB),
+        arch.threads_per_sm // threads,
+        32 if arch.compute not in (75, 86, 89) else 16,
+    )
+    return LaunchPlan(
+        r1=r1,
+        r2=r2,
+        r3=r3,
+        frames_per_block=frames,
+        threads=threads,
+        min_blocks=max(1, min_blocks),
+        skew=skew,
+        sample_stride=sample_stride,
+        row_stride=row_stride,
+        frame_stride=exchange(row_stride),
+        power_stride=power_stride,
+        shared_bytes=shared_bytes,
+    )

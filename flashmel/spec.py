@@ -1,0 +1,162 @@
+"""What is computed: the transform's parameters, its frame count and its padding, each stated once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+PAD_MODES = ("reflect", "constant", "replicate", "circular")
+NORMS = (None, "slaney")
+MEL_SCALES = ("htk", "slaney")
+NORMALIZATIONS = ("none", "window", "frame_length")
+
+
+def _positive_int(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def _one_of(name: str, value: object, choices: tuple) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+@dataclass(frozen=True)
+class StftSpec:
+    """Framing, window length, normalisation and power of a spectrogram: all that decides a bin's value but the window.
+
+    Raises:
+        ValueError: naming the field and the value received.
+    """
+
+    n_fft: int
+    win_length: int
+    hop_length: int
+    pad: int = 0
+    power: float = 2.0
+    normalized: str = "none"  # "none", "window" (by sqrt of the window's energy) or "frame_length" (by sqrt of n_fft)
+    center: bool = True
+    pad_mode: str = "reflect"
+
+    def __post_init__(self) -> None:
+        _positive_int("n_fft", self.n_fft)
+        _positive_int("win_length", self.win_length)
+        _positive_int("hop_length", self.hop_length)
+        if self.win_length > self.n_fft:
+            raise ValueError(f"win_length must be at most n_fft = {self.n_fft}, got {self.win_length}")
+        if isinstance(self.pad, bool) or not isinstance(self.pad, (int, np.integer)):
+            raise ValueError(f"pad must be an integer number of samples, got {self.pad!r}")
+        if self.power is None or not (0 < self.power < math.inf):
+            raise ValueError(
+                f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
+                "a mel spectrogram of complex bins is not defined"
+            )
+        _one_of("normalized", self.normalized, NORMALIZATIONS)
+        _one_of("pad_mode", self.pad_mode, PAD_MODES)
+
+    @property
+    def n_freqs(self) -> int:
+        """Number of one-sided frequency bins."""
+        return self.n_fft // 2 + 1
+
+    @property
+    def margin(self) -> int:
+        """Samples that ``center`` adds on each side, after ``pad``."""
+        return self.n_fft // 2 if self.center else 0
+
+    def frames(self, n_samples: int) -> int:
+        """Number of frames of a waveform of ``n_samples`` samples.
+
+        Raises:
+            ValueError: the waveform is empty, or too short for the pad mode or for one frame.
+        """
+        self.check_length(n_samples)
+        return self.frame_count(n_samples)
+
+    def frame_count(self, n_samples: int) -> int:
+        """The frame formula alone, without the checks of :meth:`frames` (also for symbolic lengths)."""
+        return 1 + (n_samples + 2 * (self.pad + self.margin) - self.n_fft) // self.hop_length
+
+    def check_length(self, n_samples: int) -> None:
+        """Raise ValueError for a waveform too short to transform, with its length and the remedy."""
+        if n_samples < 1:
+            raise ValueError("input is empty: the waveform's last axis has 0 samples")
+        length = n_samples + 2 * self.pad  # what the centre padding sees
+        minimum = {"reflect": self.margin + 1, "circular": self.margin}.get(self.pad_mode, 1) if self.center else self.n_fft
+        if length >= max(minimum, 1):
+            return
+        mode = f"center=True, pad_mode={self.pad_mode!r}" if self.center else "center=False"
+        after_pad = f" ({length} after pad={self.pad})" if self.pad else ""
+        remedy = "use pad_mode='constant', a smaller n_fft, or longer audio" if self.center else "use center=True or longer audio"
+        channels = (
+            f"; a last axis of {n_samples} looks like channels: the waveform's layout is (..., channels, time)" if n_samples <= 8 else ""
+        )
+        raise ValueError(
+            f"waveform of {n_samples} samples{after_pad} is too short for n_fft={self.n_fft} with {mode}: "
+            f"it needs at least {max(minimum, 1)}; {remedy}{channels}"
+        )
+
+    def source_index(self, first: int, count: int, n_samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the samples ``first`` … ``first + count`` of the padded signal come from.
+
+        Position 0 of the padded signal is the first sample of frame 0.
+
+        Returns:
+            (index, valid): int64 indices into the waveform and a mask that is False where the padded signal is 0
+            (the index is 0 there). The CUDA kernel's ``source_index`` in load.cuh is this function's twin.
+        """
+        length = n_samples + 2 * self.pad
+        j = np.arange(first, first + count, dtype=np.int64) - self.margin
+        inside = (j >= 0) & (j < length)
+        if self.pad_mode == "reflect":
+            j = np.abs(j)
+            j = np.where(j >= length, 2 * (length - 1) - j, j)
+            inside[:] = True
+        elif self.pad_mode == "replicate":
+            j = np.clip(j, 0, length - 1)
+            inside[:] = True
+        elif self.pad_mode == "circular":
+            j = np.where(j < 0, j + length, np.where(j >= length, j - length, j))
+            inside[:] = True
+        j = j - self.pad
+        valid = inside & (j >= 0) & (j < n_samples)
+        return np.where(valid, j, 0), valid
+
+
+@dataclass(frozen=True)
+class MelBankSpec:
+    """Where the triangular mel filters lie. Frequencies are in Hz; ``f_max`` is resolved (never None).
+
+    Raises:
+        ValueError: naming the field and the value received.
+    """
+
+    sample_rate: int
+    n_fft: int
+    n_mels: int
+    f_min: float
+    f_max: float
+    norm: str | None = None
+    mel_scale: str = "htk"
+
+    def __post_init__(self) -> None:
+        _positive_int("n_mels", self.n_mels)
+        if not (0 < self.sample_rate < math.inf):
+            raise ValueError(f"sample_rate must be positive, got {self.sample_rate!r}")
+        for name in ("f_min", "f_max"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite frequency in Hz, got {getattr(self, name)!r}")
+        if self.f_min < 0:
+            raise ValueError(f"f_min must not be negative, got {self.f_min!r} Hz")
+        if self.f_min > self.f_max:
+            raise ValueError(f"f_min must be at most f_max, got f_min={self.f_min!r} and f_max={self.f_max!r} Hz")
+        _one_of("norm", self.norm, NORMS)
+        _one_of("mel_scale", self.mel_scale, MEL_SCALES)
+
+    @property
+    def n_freqs(self) -> int:
+        """Number of one-sided frequency bins."""
+        return self.n_fft // 2 + 1

@@ -1,0 +1,250 @@
+"""The public nn.Module: torchaudio's arguments, attributes and buffers in front of :func:`flashmel.ops.mel_spectrogram`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import ops, reference
+from .spec import MelBankSpec, StftSpec
+from .tables import mel_filterbank
+
+_OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Tables(nn.Module):
+    """A module whose one buffer stays float32 or float64, may be absent from a checkpoint, and survives the meta device."""
+
+    def __init__(self, name: str, table: Tensor) -> None:
+        super().__init__()
+        device = torch.get_default_device() if table.device.type == "cpu" else table.device
+        self._unmaterialised = table if device.type == "meta" else None
+        self.register_buffer(name, table.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Tables:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None:
+                continue
+            if old.is_meta and not new.is_meta and self._unmaterialised is not None:
+                old, self._unmaterialised = self._unmaterialised, None
+                self._buffers[name] = old.to(new.device)
+            elif new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, own, unexpected_keys, error_msgs)
+        # Keys that a checkpoint lacks are not reported: the buffer keeps what the arguments gave it.
+
+
+class _Spectrogram(_Tables):
+    """The window and the framing, under the names of ``torchaudio.transforms.Spectrogram``."""
+
+    window: Tensor
+
+    def __init__(self, spec: StftSpec, normalized: bool | str, onesided: bool | None, window: Tensor) -> None:
+        super().__init__("window", window)
+        self.spec = spec
+        self.n_fft, self.win_length, self.hop_length = spec.n_fft, spec.win_length, spec.hop_length
+        self.pad, self.power, self.normalized = spec.pad, spec.power, normalized
+        self.center, self.pad_mode, self.onesided = spec.center, spec.pad_mode, onesided
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """(..., time) to (..., n_freqs, frames), in plain torch."""
+        return reference.spectrogram(waveform, self.window, self.spec)
+
+
+class _MelScale(_Tables):
+    """The filterbank, under the names of ``torchaudio.transforms.MelScale``."""
+
+    fb: Tensor
+
+    def __init__(self, spec: MelBankSpec, fb: Tensor) -> None:
+        super().__init__("fb", fb)
+        self.n_mels, self.sample_rate, self.f_min, self.f_max = spec.n_mels, spec.sample_rate, spec.f_min, spec.f_max
+        self.norm, self.mel_scale = spec.norm, spec.mel_scale
+
+    def forward(self, specgram: Tensor) -> Tensor:
+        """(..., n_freqs, frames) to (..., n_mels, frames), in plain torch."""
+        return (specgram.mT @ self.fb).mT
+
+
+class MelSpectrogram(nn.Module):
+    """Mel spectrogram: a drop-in for ``torchaudio.transforms.MelSpectrogram``, one CUDA kernel launch on a GPU.
+
+    Args:
+        sample_rate: samples per second.
+        n_fft: size of the Fourier transform, in samples.
+        win_length: length of the window, in samples; ``n_fft`` if None.
+        hop_length: distance of frames, in samples; ``win_length // 2`` if None.
+        f_min: lowest frequency of the filters, in Hz.
+        f_max: highest frequency of the filters, in Hz; ``sample_rate // 2`` if None (0.0 means 0 Hz).
+        pad: zeros added on each side of the waveform; negative crops.
+        n_mels: number of mel filters.
+        window_fn: called as ``window_fn(win_length, **wkwargs)``; returns a 1-D real tensor or array.
+        power: exponent of the magnitude, positive: 1 for magnitude, 2 for power.
+        normalized: False, True or "window" (divide by the root of the window's energy), or "frame_length"
+            (divide by the root of n_fft).
+        wkwargs: keyword arguments of ``window_fn``.
+        center: whether frame t is centred at sample ``t * hop_length``.
+        pad_mode: what ``center`` pads with: "reflect", "constant", "replicate" or "circular".
+        onesided: accepted for compatibility; a mel spectrogram is always one-sided.
+        norm: None, or "slaney" for filters of unit area.
+        mel_scale: "htk" or "slaney".
+        dtype: of the output: float32, float16 or bfloat16; None (default) gives float32, and float64 from a module
+            converted by ``.double()``. Arithmetic is float32 (float64 in a ``.double()`` module) whatever the output.
+
+    Shape:
+        - Input: (..., time): float32, float16, bfloat16, float64, or int16 PCM, which is scaled by 1/32768.
+        - Output: (..., n_mels, frames) with ``frames = 1 + time // hop_length`` when ``center`` (and n_fft is even),
+          else ``1 + (time - n_fft) // hop_length``.
+
+    The buffers ``spectrogram.window`` (win_length,) and ``mel_scale.fb`` (n_freqs, n_mels) are what is computed with:
+    replace or load them and the next call uses them.
+
+    Raises:
+        ValueError: at construction for a parameter out of range; at a call for a waveform that is empty, too short, of a
+            dtype not listed, or on another device than the module.
+
+    Example:
+        >>> import torch
+        >>> from flashmel import MelSpectrogram
+        >>> mel = MelSpectrogram(16000, n_fft=512, hop_length=160, n_mels=80)
+        >>> mel(torch.randn(2, 16000)).shape
+        torch.Size([2, 80, 101])
+    """
+
+    def __init__(
+        self,
+        sample_rate: int = 16000,
+        n_fft: int = 400,
+        win_length: int | None = None,
+        hop_length: int | None = None,
+        f_min: float = 0.0,
+        f_max: float | None = None,
+        pad: int = 0,
+        n_mels: int = 128,
+        window_fn: Callable[..., Any] = torch.hann_window,
+        power: float = 2.0,
+        normalized: bool | str = False,
+        wkwargs: dict[str, Any] | None = None,
+        center: bool = True,
+        pad_mode: str = "reflect",
+        onesided: bool | None = None,
+        norm: str | None = None,
+        mel_scale: str = "htk",
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dtype not in _OUTPUT_DTYPES:
+            raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
+        if onesided is False:
+            warnings.warn("onesided=False changes nothing: a mel spectrogram is always one-sided", stacklevel=2)
+        win_length = n_fft if win_length is None else win_length
+        hop_length = win_length // 2 if hop_length is None else hop_length
+        f_max = float(sample_rate // 2) if f_max is None else f_max
+        self.spec = StftSpec(
+            n_fft=n_fft,
+            win_length=win_length,
+            hop_length=hop_length,
+            pad=pad,
+            power=power,
+            normalized={False: "none", True: "window"}.get(normalized, normalized),  # type: ignore[call-overload]
+            center=bool(center),
+            pad_mode=pad_mode,
+        )
+        self.bank = MelBankSpec(sample_rate, n_fft, n_mels, f_min, f_max, norm, mel_scale)
+        bank = mel_filterbank(self.bank)
+        _warn_dead_filters(self.bank, bank)
+        # Tables follow the default dtype where it is a compute dtype, as torchaudio's do.
+        compute = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        window = _make_window(window_fn, win_length, wkwargs, compute)
+        self.dtype = dtype
+        self.spectrogram = _Spectrogram(self.spec, normalized, onesided, window)
+        self.mel_scale = _MelScale(self.bank, torch.from_numpy(bank).to(window.device, compute))
+
+    # Read-only views under torchaudio's names: changing one after construction raises instead of being ignored.
+    sample_rate = property(lambda self: self.bank.sample_rate)
+    n_fft = property(lambda self: self.spec.n_fft)
+    win_length = property(lambda self: self.spec.win_length)
+    hop_length = property(lambda self: self.spec.hop_length)
+    f_min = property(lambda self: self.bank.f_min)
+    f_max = property(lambda self: self.bank.f_max)
+    pad = property(lambda self: self.spec.pad)
+    n_mels = property(lambda self: self.bank.n_mels)
+    power = property(lambda self: self.spec.power)
+    normalized = property(lambda self: self.spectrogram.normalized)
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Mel spectrogram (..., n_mels, frames) of a waveform (..., time); see the class for dtypes and errors."""
+        return ops.mel_spectrogram(waveform, self.spectrogram.window, self.mel_scale.fb, self.spec, self.dtype)
+
+    def extra_repr(self) -> str:
+        spec, bank = self.spec, self.bank
+        shown = {
+            "sample_rate": bank.sample_rate,
+            "n_fft": spec.n_fft,
+            "win_length": spec.win_length,
+            "hop_length": spec.hop_length,
+            "f_min": bank.f_min,
+            "f_max": bank.f_max,
+            "pad": spec.pad,
+            "n_mels": bank.n_mels,
+            "power": spec.power,
+            "normalized": self.normalized,
+            "center": spec.center,
+            "pad_mode": spec.pad_mode,
+            "norm": bank.norm,
+            "mel_scale": bank.mel_scale,
+            "dtype": self.dtype,
+        }
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+def _make_window(window_fn: Callable[..., Any], win_length: int, wkwargs: dict[str, Any] | None, dtype: torch.dtype) -> Tensor:
+    default = torch.get_default_dtype()
+    with torch.device("cpu"):  # no CUDA context at construction; a device in wkwargs is followed
+        torch.set_default_dtype(dtype)  # a half-precision default would round the window
+        try:
+            window = torch.as_tensor(window_fn(win_length, **(wkwargs or {})))
+        finally:
+            torch.set_default_dtype(default)
+    if window.shape != (win_length,) or window.is_complex():
+        raise ValueError(
+            f"window_fn must return {win_length} real values in one dimension, got shape {tuple(window.shape)}, {window.dtype}"
+        )
+    return window.detach().to(dtype)
+
+
+def _warn_dead_filters(spec: MelBankSpec, bank: np.ndarray) -> None:
+    dead = np.flatnonzero(~bank.any(axis=0))
+    if dead.size == 0:
+        return
+    nyquist = spec.sample_rate // 2
+    if spec.f_min == spec.f_max:
+        why = f"f_min and f_max are both {spec.f_min} Hz"
+    elif spec.f_max > nyquist:
+        why = f"f_max = {spec.f_max} Hz lies above the Nyquist frequency of {nyquist} Hz"
+    else:
+        why = f"{spec.n_mels} filters are too many for {spec.n_freqs} frequency bins; use fewer filters or a larger n_fft"
+    listed = ", ".join(map(str, dead[:8])) + (", …" if dead.size > 8 else "")
+    warnings.warn(f"{dead.size} of {spec.n_mels} mel filters are zero everywhere (filters {listed}): {why}", stacklevel=3)

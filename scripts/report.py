@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Rewrite the benchmark tables of README.md from benchmarks/*.json; with --check, only say whether they are up to date.
+
+The tables lie between ``<!-- benchmarks:begin -->`` and ``<!-- benchmarks:end -->``. Nothing in them is typed by hand, and the
+same JSON files always give the same text. Exit status: 0, or 1 if --check finds another text, or 2 without the markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+Figures = dict[str, Any]
+
+
+def _us(value: float | None) -> str:
+    """Microseconds with three significant digits."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _ratio(slower: float | None, faster: float | None) -> str:
+    """How many times as long the first takes; below 1 where it is the quicker one, and shown so."""
+    if not slower or not faster:
+        return "–"
+    ratio = slower / faster
+    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
+def _mib(value: int | None) -> str:
+    return "–" if value is None else "0" if value == 0 else f"{value / 2**20:.1f}" if value >= 2**20 // 10 else f"{value} B"
+
+
+def _error(value: float | str | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.1e}"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _size(entry: Figures) -> str:
+    dtypes = "" if entry["in_dtype"] == entry["out_dtype"] == "float32" else f", {entry['in_dtype']} → {entry['out_dtype']}"
+    return f"{entry['batch']} × {entry['samples']}{dtypes}"
+
+
+def _failures(record: Figures) -> list[str]:
+    # One line, no table characters: an error text is a compiler's log at worst.
+    lines = [f"- {entry['label']} failed: {entry['error'].splitlines()[0][:200]}" for entry in record["cases"] if "error" in entry]
+    return ["", *lines] if lines else []
+
+
+def _heading(record: Figures, name: str, details: Sequence[str]) -> list[str]:
+    versions = record["versions"]
+    software = [f"flashmel {versions['flashmel']}", f"torch {versions['torch']}", f"torchaudio {versions['torchaudio']}"]
+    quick = " — **a quick run: few repeats, not for comparison**" if record["quick"] else ""
+    return [f"**{name}** ({', '.join(details)}), {', '.join(software)}, {record['date'][:10]}{quick}", ""]
+
+
+def gpu_section(record: Figures) -> str:
+    machine, against = record["machine"], record.get("against")
+    details = [f"{machine['sm_count']} SMs", f"copy bandwidth {record['copy_gb_per_s']:.0f} GB/s"]
+    details += [f"driver {machine['driver']}"] if machine["driver"] else []
+    other = f"flashmel {against['version']} µs" if against and against.get("version") else None
+    speed: list[Sequence[str]] = []
+    rest: list[Sequence[str]] = []
+    for entry in record["cases"]:
+        own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+        time_us, ta_us = own.get("gpu_us"), ta.get("gpu_us")
+        row = [entry["label"], _size(entry), _us(time_us), _us(ta_us), _ratio(ta_us, time_us)]
+        row += [_us(entry.get("against", {}).get("gpu_us"))] if other else []
+        speed.append([*row, _us(entry.get("floor_us")), _ratio(time_us, entry.get("floor_us"))])
+        row = [entry["label"], _us(own.get("host_us")), _us(ta.get("host_us")), _mib(own.get("extra_bytes"))]
+        rest.append([*row, _mib(ta.get("extra_bytes")), _error(own.get("peak_error")), _error(ta.get("peak_error"))])
+    header = [
+        "case",
+        "batch × samples",
+        "flashmel µs",
+        "torchaudio µs",
+        "ratio",
+        *([other] if other else []),
+        "floor µs",
+        "× floor",
+    ]
+    speed_table = _markdown(header, speed)
+    header = ["case", "host µs", "torchaudio", "extra MiB", "torchaudio", "error", "torchaudio"]
+    speed_note = (
+        "GPU time of one call: CUDA-graph replays, without launch gaps, inputs rotated beyond the L2 cache. Floor: a copy of as "
+        "many bytes as input and output, at the copy bandwidth of the same run."
+    )
+    rest_note = (
+        "Host: how long one eager call keeps the Python thread. Extra: peak memory beyond input and output. Error: largest, "
+        "against float64, relative to the frame's own peak."
+    )
+    tables = [speed_table, "", speed_note, "", _markdown(header, rest), "", rest_note]
+    return "\n".join([*_heading(record, machine["gpu"], details), *tables, *_failures(record)])
+
+
+def cpu_section(record: Figures) -> str:
+    machine = record["machine"]
+    header = ["case", "batch × samples", "flashmel ms", "torchaudio ms", "ratio", "extra MiB", "torchaudio extra MiB", "error"]
+    rows = []
+    for entry in record["cases"]:
+        own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+        times = [f.get("wall_us") for f in (own, ta)]
+        row = [entry["label"], _size(entry), *(_us(t and t / 1e3) for t in times), _ratio(times[1], times[0])]
+        rows.append([*row, _mib(own.get("extra_bytes")), _mib(ta.get("extra_bytes")), _error(own.get("peak_error"))])
+    note = "Wall time of one call, both libraries taking turns, the median. Extra: peak resident memory beyond input and output."
+    details = [f"{machine['cores']} cores", f"{machine['threads']} threads"]
+    return "\n".join([*_heading(record, machine["cpu"], details), _markdown(header, rows), "", note, *_failures(record)])
+
+
+def report(folder: Path) -> str:
+    """The text between the markers: GPUs first, each kind by file name."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    records = [record for record in records if record.get("schema") == 1 and "cases" in record]  # a sweep is no benchmark
+    sections = [gpu_section(r) for r in records if r["device"] == "cuda"]
+    sections += [cpu_section(r) for r in records if r["device"] == "cpu"]
+    return "\n\n".join(sections) or "No benchmark has been recorded yet: run `python scripts/bench.py`."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the README is not up to date")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT / "benchmarks", metavar="DIR")
+    args = parser.parse_args(argv)
+    old = args.readme.read_text(encoding="utf-8")
+    before, begin, rest = old.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        print(f"{args.readme} lacks the line {BEGIN if not begin else END}", file=sys.stderr)
+        return 2
+    new = f"{before}{BEGIN}\n{report(args.benchmarks)}\n{END}{after}"
+    if args.check and new != old:
+        print(f"{args.readme} is not what the benchmarks say: run scripts/report.py", file=sys.stderr)
+    elif new != old:
+        args.readme.write_text(new, encoding="utf-8")
+    return int(args.check and new != old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

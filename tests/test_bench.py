@@ -1,0 +1,139 @@
+"""The benchmark's own machinery, on the CPU: it writes valid JSON, and the report is a function of the JSON alone."""
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+README = "# Title\n\n<!-- benchmarks:begin -->\nold\n<!-- benchmarks:end -->\n\nafter\n"
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_under_test", SCRIPTS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cpu_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench") / "benchmarks" / "cpu.json"
+    command = [sys.executable, str(SCRIPTS / "bench.py"), "--device", "cpu", "--quick", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout
+
+
+def test_cpu_run_writes_every_figure(cpu_run):
+    path, printed = cpu_run
+    record = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+    assert (record["schema"], record["device"], record["quick"]) == (1, "cpu", True)
+    assert record["machine"]["cpu"] and record["machine"]["cores"] >= 1
+    assert record["versions"]["torch"] and record["versions"]["torchaudio"]
+    assert record["copy_gb_per_s"] > 0
+    assert [entry["name"] for entry in record["cases"]] == ["cpu-batch", "cpu-clips"]
+    for entry in record["cases"]:
+        assert entry["name"] in printed
+        assert "error" not in entry
+        assert entry["floor_us"] > 0
+        for who in ("flashmel", "torchaudio"):
+            figures = entry[who]
+            assert figures["wall_us"] > 0 and figures["extra_bytes"] >= 0
+            assert figures["written"] and figures["peak_error"] < 1e-4
+        assert entry["flashmel"]["tolerance_fraction_float64"] <= 1
+        assert entry["torchaudio"]["tolerance_fraction"] < 1e-2  # its difference from itself: only how sums are ordered
+    assert str(SCRIPTS.parent) not in path.read_text()
+
+
+def test_report_writes_the_block_and_checks_it(cpu_run, tmp_path):
+    report = _load("report")
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    arguments = ["--readme", str(readme), "--benchmarks", str(cpu_run[0].parent)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert readme.read_text() == README
+    assert report.main(arguments) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n\n<!-- benchmarks:begin -->\n") and text.endswith("<!-- benchmarks:end -->\n\nafter\n")
+    assert "old" not in text and "8 × 30 s" in text and "a quick run" in text
+    assert report.main([*arguments, "--check"]) == 0
+    assert report.main(arguments) == 0 and readme.read_text() == text
+    readme.write_text("no markers")
+    assert report.main(arguments) == 2 and readme.read_text() == "no markers"
+
+
+def _gpu_record(bench):
+    case = bench.GPU_CASES[0]
+    figures = {"gpu_us": 45.04, "gpu_us_runs": [45.0, 45.08], "gpu_warm_us": 44.0, "host_us": 20.0, "extra_bytes": 0}
+    figures |= {
+        "tolerance_fraction": 0.03,
+        "tolerance_fraction_float64": 0.03,
+        "peak_error": 3.5e-7,
+        "written": True,
+        "poisoned": True,
+    }
+    slow = figures | {"gpu_us": 722.0, "extra_bytes": 961 * 2**20}
+    entry = {"name": case.name, "label": case.label, "batch": 32, "samples": 480000, "in_dtype": "int16", "out_dtype": "float16"}
+    entry |= {"target_us": 45.0, "published_us": 112.7, "floor_us": 26.2, "flashmel": figures, "torchaudio": slow}
+    failed = {k: v for k, v in entry.items() if k not in ("flashmel", "torchaudio", "floor_us")}
+    failed |= {"label": "another", "error": "ValueError: no\nlog", "against": {"error": "also no"}}
+    entry["against"] = figures | {"gpu_us": 20.0}
+    machine = {"gpu": "NVIDIA H200", "sm_count": 132, "driver": None, "cpu": "c", "cores": 16, "threads": 16}
+    versions = {"flashmel": "0.2.0", "torch": "2", "torchaudio": "2"}
+    record = {"schema": 1, "device": "cuda", "quick": False, "date": "2026-01-02T03:04:05+00:00", "machine": machine}
+    return record | {"versions": versions, "copy_gb_per_s": 4226.0, "against": {"version": "0.1.0"}, "cases": [entry, failed]}
+
+
+def test_gpu_record_is_printed_and_reported(tmp_path, capsys):
+    bench, report = _load("bench"), _load("report")
+    record = _gpu_record(bench)
+    bench.print_results(copy.deepcopy(record))
+    printed = capsys.readouterr().out
+    assert "45.0" in printed and "16.03" in printed and "whisper, other: also no" in printed
+    bench.write_json(tmp_path / "gpu.json", record)
+    text = report.report(tmp_path)
+    row = next(line for line in text.splitlines() if "whisper" in line)
+    assert "| 45.0 | 722 | 16× | 20.0 | 26.2 | 1.7× |" in row
+    assert "| 20.0 | 20.0 | 0 | 961.0 | 3.5e-07 | 3.5e-07 |" in text
+    assert "32 × 480000, int16 → float16" in row and "flashmel 0.1.0 µs" in text and "NVIDIA H200" in text
+    assert "- another failed: ValueError: no" in text and "log" not in text
+    assert {len({line.count("|") for line in block.splitlines()}) for block in text.split("\n\n") if block[0] == "|"} == {1}
+
+
+def test_a_failing_case_is_recorded_and_the_rest_continue(tmp_path, monkeypatch):
+    bench = _load("bench")
+    real = bench.flashmel_transform
+
+    def broken(case, device, package):
+        if case.name == "small":
+            raise ValueError("this one fails")
+        transform = real(case, device, package)
+        return (lambda x: transform(x) * 1.01) if case.name == "clip" else transform
+
+    monkeypatch.setattr(bench, "flashmel_transform", broken)
+    monkeypatch.setattr(bench, "worker", lambda *args, **kwargs: {"bytes": 0})
+    out = tmp_path / "out.json"
+    assert bench.main(["--device", "cpu", "--quick", "--cases", "small,clip,cpu-clips", "--out", str(out)]) == 1
+    small, clip, last = json.loads(out.read_text())["cases"]
+    assert small["error"] == "ValueError: this one fails"
+    assert "times the tolerance" in clip["error"] and clip["flashmel"]["wall_us"] > 0
+    assert "error" not in last
+
+
+def test_pcm_case_meets_the_contract_on_the_cpu(tmp_path):
+    bench = _load("bench")
+    case = bench.replace(bench.CASES["whisper-pcm"], batch=1, samples=16000)
+    figures = bench.check(case, bench.torchaudio_transform(case, "cpu"), "cpu")
+    assert 0 < figures["tolerance_fraction"] < 1 and figures["output_bytes"] == 2 * 128 * 101
+    bench.write_json(tmp_path / "x.json", {"a": [float("inf"), float("nan")]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": ["inf", "nan"]}
+
+
+def test_unknown_case_is_named():
+    with pytest.raises(SystemExit, match="unknown case nope; known: whisper,"):
+        _load("bench").main(["--device", "cpu", "--cases", "nope"])

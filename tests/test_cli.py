@@ -1,0 +1,281 @@
+"""The command line: every subcommand through ``main([...])``, on files synthesised here."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashmel import MelSpectrogram, __version__, cli
+
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("matplotlib")
+pytest.importorskip("scipy")
+
+RATE = 16_000
+
+
+@pytest.fixture
+def sound() -> np.ndarray:
+    """Half a second of two different channels, (time, 2)."""
+    t = np.arange(RATE // 2) / RATE
+    noise = np.random.default_rng(0).normal(size=t.size)
+    return np.stack([0.5 * np.sin(2 * np.pi * 440 * t), 0.1 * noise], axis=1).astype(np.float32)
+
+
+@pytest.fixture
+def wav(tmp_path: Path, sound: np.ndarray) -> Path:
+    path = tmp_path / "sound.wav"
+    soundfile.write(path, sound, RATE, subtype="FLOAT")
+    return path
+
+
+def mel(*args: object) -> int:
+    return cli.main(["mel", "--device", "cpu", *map(str, args)])
+
+
+def module(rate: int = RATE, **options: Any) -> MelSpectrogram:
+    """The module with what the command takes where nothing is said, at 16 kHz."""
+    return MelSpectrogram(rate, **{"n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80, **options})
+
+
+def transformed(x: np.ndarray, **options: Any) -> np.ndarray:
+    return module(**options)(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_reads(tmp_path: Path, sound: np.ndarray, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if suffix.upper() not in soundfile.available_formats():
+        pytest.skip(f"this libsndfile has no {suffix}")
+    source, out = tmp_path / f"a.{suffix}", tmp_path / "a.npy"
+    soundfile.write(source, sound, RATE)
+    assert mel(source, "-o", out) == 0
+    decoded, _ = soundfile.read(source, dtype="float32")
+    expected = transformed(decoded.mean(axis=1))  # an mp3 read in blocks differs in its last bits
+    np.testing.assert_allclose(np.load(out), expected, rtol=1e-5, atol=1e-6 * expected.max())
+    printed = capsys.readouterr()
+    assert f"{np.load(out).shape}, {np.load(out).shape[1]} frames, {len(decoded) / RATE:.3f} s" in printed.out
+    assert printed.err == ""
+
+
+def test_keeps_channels(tmp_path: Path, wav: Path, sound: np.ndarray) -> None:
+    assert mel(wav, "-o", tmp_path / "a.npy", "--channels", "keep") == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), transformed(sound.T))
+
+
+def test_blocks_join(tmp_path: Path) -> None:
+    """A file longer than one block of reading."""
+    x = np.random.default_rng(1).uniform(-0.5, 0.5, (1 << 20) + 1000).astype(np.float32)
+    soundfile.write(tmp_path / "long.wav", x, RATE, subtype="FLOAT")
+    assert mel(tmp_path / "long.wav", "-o", tmp_path / "a.npy") == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), transformed(x))
+
+
+def test_resamples(tmp_path: Path) -> None:
+    tone = [np.sin(2 * np.pi * 1000 * np.arange(rate) / rate).astype(np.float32) for rate in (44_100, RATE)]
+    soundfile.write(tmp_path / "a.wav", tone[0], 44_100, subtype="FLOAT")
+    assert mel(tmp_path / "a.wav", "-o", tmp_path / "a.npy", "--resample", RATE) == 0
+    got, expected = np.load(tmp_path / "a.npy"), transformed(tone[1])
+    assert got.shape == expected.shape
+    row = expected.sum(axis=1).argmax()
+    np.testing.assert_allclose(got[row, 5:-5], expected[row, 5:-5], rtol=1e-2)
+
+
+def test_defaults_follow_the_rate(tmp_path: Path, sound: np.ndarray) -> None:
+    soundfile.write(tmp_path / "a.wav", sound[:, 0], 44_100, subtype="FLOAT")
+    assert mel(tmp_path / "a.wav", "-o", tmp_path / "a.npy") == 0
+    expected = module(44_100, n_fft=2048, win_length=1102, hop_length=441)(torch.from_numpy(sound[:, 0].copy()))
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected.numpy())
+
+
+def test_transform_arguments(tmp_path: Path, wav: Path, sound: np.ndarray) -> None:
+    options = "--n-fft 512 --win-length 320 --hop-length 100 --f-min 50 --f-max 7000 --pad 30 --n-mels 40 --window hamming"
+    more = "--power 1 --normalized window --no-center --pad-mode constant --norm slaney --mel-scale slaney"
+    assert mel(wav, "-o", tmp_path / "a.npy", *options.split(), *more.split()) == 0
+    expected = transformed(
+        sound.mean(axis=1),
+        win_length=320,
+        hop_length=100,
+        f_min=50.0,
+        f_max=7000.0,
+        pad=30,
+        n_mels=40,
+        window_fn=torch.hamming_window,
+        power=1.0,
+        normalized=True,
+        center=False,
+        pad_mode="constant",
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("suffix", ["npy", "pt", "safetensors"])
+def test_formats(tmp_path: Path, wav: Path, sound: np.ndarray, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / f"a.{suffix}"
+    if (suffix, dtype) == ("npy", "bfloat16"):
+        assert mel(wav, "-o", out, "--dtype", dtype) == 2
+        assert "bfloat16" in capsys.readouterr().err
+        return
+    if suffix == "safetensors":
+        pytest.importorskip("safetensors")
+    assert mel(wav, "-o", out, "--dtype", dtype) == 0
+    if suffix == "npy":
+        got = torch.from_numpy(np.load(out))
+    elif suffix == "pt":
+        got = torch.load(out, weights_only=True)
+    else:
+        got = importlib.import_module("safetensors.torch").load_file(out)["mel"]
+    expected = module(dtype=getattr(torch, dtype))(torch.from_numpy(sound.mean(axis=1)))
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+def test_decibels(tmp_path: Path, wav: Path, sound: np.ndarray, power: float) -> None:
+    assert mel(wav, "-o", tmp_path / "a.npy", "--db", "--power", power) == 0
+    expected = 20 / power * np.log10(np.maximum(transformed(sound.mean(axis=1), power=power), 1e-10))
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", ["mix", "keep"])
+def test_picture(tmp_path: Path, sound: np.ndarray, channels: str) -> None:
+    from matplotlib.image import imread
+
+    source, out = tmp_path / "$a_b^.wav", tmp_path / "a.png"
+    soundfile.write(source, sound, RATE)
+    assert mel(source, "-o", out, "--channels", channels, "--f-min", 900, "--f-max", 1200, "--n-mels", 8) == 0
+    height, width, _ = imread(out).shape
+    assert 1200 <= width <= 2400 and 500 <= height <= 1600
+    assert np.ptp(imread(out)[..., :3]) > 0.9
+
+
+@pytest.mark.parametrize("samples", [np.zeros(1000), np.full(1000, np.nan)], ids=["silence", "nan"])
+def test_picture_of_nothing(tmp_path: Path, samples: np.ndarray) -> None:
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    assert mel(tmp_path / "a.wav", "-o", tmp_path / "a.png") == 0
+
+
+def test_a_bad_file_does_not_stop_the_others(tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.wav").write_text("this is no audio")
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0), RATE)
+    soundfile.write(tmp_path / "short.wav", np.zeros(10), RATE)
+    soundfile.write(tmp_path / "good.flac", np.zeros(RATE), RATE)
+    names = ["text.wav", "absent.wav", "empty.wav", "short.wav", "sound.wav", "good.flac"]
+    out = tmp_path / "deep" / "mels"
+    assert mel(*(tmp_path / name for name in names), "-o", out) == 1
+    assert sorted(path.name for path in out.iterdir()) == ["good.npy", "sound.npy"]
+    printed = capsys.readouterr()
+    assert printed.out.count("frames") == 2
+    for name, reason in zip(names, ("Format not recognised", "no such file", "no samples", "too short"), strict=False):
+        assert any(name in line and reason in line for line in printed.err.splitlines()), (name, printed.err)
+    assert "4 of 6 files failed" in printed.err
+
+
+def test_one_input_into_a_folder(tmp_path: Path, wav: Path) -> None:
+    assert mel(wav, "-o", tmp_path / "mels", "--format", "pt") == 0
+    assert (tmp_path / "mels" / "sound.pt").is_file()
+
+
+def test_overwrites_only_when_told(tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.npy"
+    out.write_text("precious")
+    assert mel(wav, "-o", out) == 1
+    assert out.read_text() == "precious" and "--overwrite" in capsys.readouterr().err
+    assert mel(wav, "-o", out, "--overwrite") == 0
+    assert np.load(out).ndim == 2
+
+
+def test_usage_errors(tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    twin, disguised = tmp_path / "other" / "sound.flac", tmp_path / "in.npy"
+    for path in (twin, disguised):
+        path.write_bytes(wav.read_bytes())
+    file, npy = tmp_path / "file", tmp_path / "a.npy"
+    file.touch()
+    wrong: list[tuple[list[object], str]] = [
+        ([], "required"),
+        ([wav], "-o"),
+        ([wav, twin, "-o", tmp_path / "mels"], "would both be written"),
+        ([wav, twin, "-o", npy], "need a folder"),
+        ([wav, "-o", file], "not a folder"),
+        ([wav, "-o", tmp_path / "a.xyz"], "extension"),
+        ([wav, "-o", npy, "--format", "pt"], "contradicts"),
+        ([disguised, "-o", disguised, "--overwrite"], "is an input"),
+        ([wav, "-o", npy, "--n-fft", 0], "positive integer"),
+        ([wav, "-o", npy, "--n-fft", 256, "--win-length", 400], "win_length"),
+        ([wav, "-o", npy, "--f-min", 500, "--f-max", 400], "f_max"),
+        ([wav, "-o", npy, "--power", 0], "positive number"),
+        ([wav, "-o", npy, "--window", "square"], "square"),
+        ([wav, "-o", npy, "--device", "gpu"], "--device gpu"),
+        ([wav, "-o", npy, "--device", "cuda:99"], "--device cuda:99"),
+        ([wav, "-o", npy, "--device", "meta"], "--device meta"),
+    ]
+    for args, message in wrong:
+        assert mel(*args) == 2, args
+        assert message in capsys.readouterr().err
+    assert not npy.exists() and not (tmp_path / "mels").exists()
+    assert cli.main([]) == cli.main(["sing"]) == 2
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (OSError("disk full"), 1)])
+def test_no_half_file(
+    tmp_path: Path, wav: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | BaseException, status: int
+) -> None:
+    def save(file: object, array: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(np, "save", save)
+    assert mel(wav, "-o", tmp_path / "mels" / "a.npy") == status
+    assert list((tmp_path / "mels").iterdir()) == []
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, wav: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # import then raises ImportError
+    assert mel(wav, wav.with_name("b.wav"), "-o", tmp_path / "mels") == 1
+    err = capsys.readouterr().err
+    assert 'pip install "flashmel[cli]"' in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_one_line(tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mel(wav, "-o", tmp_path / "a.npy", "--n-fft", 256, "--n-mels", 128) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("flashmel: warning: ") and len(err.splitlines()) == 1
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "(8, 80, 3001)" in out and "path" in out and " ms" in out
+    assert (tmp_path / "flashmel-demo.png").stat().st_size > 10_000
+    assert cli.main(["demo", "-o", "picture.bmp"]) == 2
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert torch.__version__ in out and "fused path" in out and "available" in out
+
+
+def test_help_describes_the_transform(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["mel", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--mel-scale" in out and "--overwrite" in out and "Exit status" in out
+
+
+def test_module_entry_point() -> None:
+    done = subprocess.run([sys.executable, "-m", "flashmel", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"flashmel {__version__}"
