@@ -294,12 +294,12 @@ def _hz_ticks(bank: MelBankSpec) -> list[float]:
 
 def _draw(file: BinaryIO, db: np.ndarray, transform: MelSpectrogram, title: str, db_range: float) -> None:
     """Write a picture of decibels (n_mels, frames) or (channels, n_mels, frames): seconds, Hz on a mel axis, a colour bar."""
-    from .tables import _hz_to_mel
+    from .filterbank import hz_to_mel
 
     spec, bank = transform.spec, transform.bank
     db = db.reshape(-1, *db.shape[-2:])
     channels, n_mels, frames = db.shape
-    low, high = float(_hz_to_mel(bank.f_min, bank.mel_scale)), float(_hz_to_mel(bank.f_max, bank.mel_scale))
+    low, high = hz_to_mel(bank.f_min, bank.mel_scale), hz_to_mel(bank.f_max, bank.mel_scale)
     half_row = 0.5 * (high - low) / (n_mels + 1)  # row m is centred at low + (m + 1) rows
     # Frame t begins at sample t * hop_length - margin - pad and is drawn around its middle.
     middle = spec.n_fft // 2 - spec.margin - spec.pad
@@ -325,7 +325,7 @@ def _draw(file: BinaryIO, db: np.ndarray, transform: MelSpectrogram, title: str,
             vmax=top,
         )
         ticks = _hz_ticks(bank)
-        ax.set_yticks([float(_hz_to_mel(hz, bank.mel_scale)) for hz in ticks], [f"{hz:g}" for hz in ticks])
+        ax.set_yticks([hz_to_mel(hz, bank.mel_scale) for hz in ticks], [f"{hz:g}" for hz in ticks])
         ax.set_ylim(low, high)
         ax.set_facecolor("black")  # the half row at either end, where no filter has its middle
         ax.set_ylabel("frequency (Hz)" if channels == 1 else f"channel {channel + 1}: frequency (Hz)")

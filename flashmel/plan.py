@@ -77,7 +77,6 @@ class LaunchPlan:
     sample_stride: int
     row_stride: int
     frame_stride: int
-    power_stride: int
     shared_bytes: int
 
     @property
@@ -202,8 +201,7 @@ def _lay_out(
     row_stride = row + 1 - row % 2
     if 8 * frames * exchange(row_stride) > arch.shared_per_block:
         row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
-    power_stride = m + 1 if frames == 1 else _odd_multiple(m + 1, 32 // frames)
-    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * power_stride)
+    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * (m + 1))
 
     threads = -(-(threads_per_frame or _threads_per_frame(*radices)) * frames // 32) * 32
     held = max(-(-m // r1 // (threads // frames)) * r1, r2, -(-((m // r3 + 1) // 2) // (threads // frames)) * 2 * r3)
@@ -225,6 +223,5 @@ def _lay_out(
         sample_stride=sample_stride,
         row_stride=row_stride,
         frame_stride=exchange(row_stride),
-        power_stride=power_stride,
         shared_bytes=shared_bytes,
     )

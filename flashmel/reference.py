@@ -56,7 +56,7 @@ def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSp
         window = _scaled_window(window.to(compute), spec)
         bank = None if fb is None else fb.to(compute)
         rows = waveform.reshape(n_rows, n_samples)
-        if n_rows and _must_be_functional(waveform, window, bank):
+        if n_rows and (torch.compiler.is_compiling() or is_differentiated(waveform, window, bank)):
             out = _bins(_padded(_samples(rows, compute), spec), window, bank, spec).mT.contiguous().to(dtype or compute)
         else:
             n_out = spec.n_freqs if bank is None else bank.shape[1]
@@ -66,15 +66,14 @@ def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSp
     return out.reshape(*batch, *out.shape[1:])
 
 
-def _must_be_functional(*tensors: Tensor | None) -> bool:
-    """Whether the result has to come from operations that something records: autograd, functorch, forward AD or a compiler."""
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether autograd, forward-mode AD or a torch.func transform follows these tensors, so that only plain operations will do."""
     present = [t for t in tensors if t is not None]
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or (torch.is_grad_enabled() and any(t.requires_grad for t in present))
-        or any(forward_ad.unpack_dual(t).tangent is not None for t in present)
-    )
+    if torch.is_grad_enabled() and any(t.requires_grad for t in present):
+        return True
+    if torch.compiler.is_compiling():  # the rest cannot be traced
+        return False
+    return torch._C._are_functorch_transforms_active() or any(forward_ad.unpack_dual(t).tangent is not None for t in present)
 
 
 def _scaled_window(window: Tensor, spec: StftSpec) -> Tensor:
@@ -119,11 +118,16 @@ def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: 
     On a CPU a piece is of one row, so that every product has the same shape whatever the batch: how a matrix product
     rounds depends on its shape.
     """
-    n_rows, n_frames = rows.shape[0], out.shape[-1]
+    (n_rows, n_samples), n_frames = rows.shape, out.shape[-1]
     on_cpu = rows.device.type == "cpu"
     budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
     chunk = min(n_frames, budget)
     group = 1 if on_cpu else budget // chunk
+    if chunk == n_frames and n_samples <= n_frames * spec.n_fft:  # a row is one piece: padding all of it takes fewer calls
+        for row in range(0, n_rows, group):
+            padded = _padded(_samples(rows[row : row + group], window.dtype), spec)
+            out[row : row + group] = _bins(padded, window, bank, spec).mT
+        return
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
         cut = _Cut(spec, first * spec.hop_length, (last - 1) * spec.hop_length + spec.n_fft, rows)
@@ -152,9 +156,7 @@ class _Cut:
         return torch.from_numpy(index).to(like.device), torch.from_numpy(~valid).to(like.device)
 
     def __call__(self, rows: Tensor, compute: torch.dtype) -> Tensor:
-        left, right = (
-            rows[:, :0] if end is None else rows.index_select(1, end[0]).masked_fill_(end[1], 0) for end in self._ends
-        )
+        left, right = (rows[:, :0] if end is None else rows.index_select(1, end[0]).masked_fill_(end[1], 0) for end in self._ends)
         middle = rows[:, self._middle]
         if left.numel() or right.numel():
             middle = torch.cat((left, middle, right), 1)

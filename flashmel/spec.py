@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,10 @@ def _positive_int(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _one_of(name: str, value: object, choices: tuple) -> None:
@@ -49,7 +54,7 @@ class StftSpec:
             raise ValueError(f"win_length must be at most n_fft = {self.n_fft}, got {self.win_length}")
         if isinstance(self.pad, bool) or not isinstance(self.pad, (int, np.integer)):
             raise ValueError(f"pad must be an integer number of samples, got {self.pad!r}")
-        if self.power is None or not (0 < self.power < math.inf):
+        if not _is_finite(self.power) or self.power <= 0:
             raise ValueError(
                 f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
                 "a mel spectrogram of complex bins is not defined"
@@ -92,7 +97,9 @@ class StftSpec:
         after_pad = f" ({length} after pad={self.pad})" if self.pad else ""
         remedy = "use pad_mode='constant', a smaller n_fft, or longer audio" if self.center else "use center=True or longer audio"
         channels = (
-            f"; a last axis of {n_samples} looks like channels: the waveform's layout is (..., channels, time)" if n_samples <= 8 else ""
+            f"; a last axis of {n_samples} looks like channels: the waveform's layout is (..., channels, time)"
+            if n_samples <= 8
+            else ""
         )
         raise ValueError(
             f"waveform of {n_samples} samples{after_pad} is too short for n_fft={self.n_fft} with {mode}: "
@@ -144,10 +151,10 @@ class MelBankSpec:
 
     def __post_init__(self) -> None:
         _positive_int("n_mels", self.n_mels)
-        if not (0 < self.sample_rate < math.inf):
+        if not _is_finite(self.sample_rate) or self.sample_rate <= 0:
             raise ValueError(f"sample_rate must be positive, got {self.sample_rate!r}")
         for name in ("f_min", "f_max"):
-            if not math.isfinite(getattr(self, name)):
+            if not _is_finite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite frequency in Hz, got {getattr(self, name)!r}")
         if self.f_min < 0:
             raise ValueError(f"f_min must not be negative, got {self.f_min!r} Hz")

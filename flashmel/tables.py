@@ -1,4 +1,4 @@
-"""Host-side tables, built in NumPy float64: the mel filterbank and what the CUDA kernel reads beside the samples."""
+"""What the CUDA kernel reads beside the samples, built in NumPy float64, float32 out."""
 
 from __future__ import annotations
 
@@ -7,43 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .spec import MelBankSpec
-
 if TYPE_CHECKING:
     from .plan import LaunchPlan
-
-
-def _hz_to_mel(hz: np.ndarray | float, scale: str) -> np.ndarray:
-    hz = np.asarray(hz, dtype=np.float64)
-    if scale == "htk":
-        return 2595.0 * np.log10(1.0 + hz / 700.0)
-    # Slaney: linear to 1 kHz (15 mel), then logarithmic with 27 mel per factor of 6.4.
-    return np.where(hz < 1000.0, hz * 3.0 / 200.0, 15.0 + 27.0 * np.log(np.maximum(hz, 1.0) / 1000.0) / np.log(6.4))
-
-
-def _mel_to_hz(mel: np.ndarray, scale: str) -> np.ndarray:
-    if scale == "htk":
-        return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
-    return np.where(mel < 15.0, mel * 200.0 / 3.0, 1000.0 * np.exp((mel - 15.0) * np.log(6.4) / 27.0))
-
-
-def mel_filterbank(spec: MelBankSpec) -> np.ndarray:
-    """Triangular mel filters, (n_freqs, n_mels) float64; column m is filter m.
-
-    The bins' frequencies run to ``sample_rate // 2``, as in torchaudio. ``f_min == f_max`` gives all-zero filters.
-    """
-    if spec.f_min == spec.f_max:
-        return np.zeros((spec.n_freqs, spec.n_mels))
-    bins = np.linspace(0.0, spec.sample_rate // 2, spec.n_freqs)
-    low, high = _hz_to_mel(spec.f_min, spec.mel_scale), _hz_to_mel(spec.f_max, spec.mel_scale)
-    corners = _mel_to_hz(np.linspace(low, high, spec.n_mels + 2), spec.mel_scale)
-    widths = np.diff(corners)
-    rising = (bins[:, None] - corners[None, :-2]) / widths[:-1]
-    falling = (corners[None, 2:] - bins[:, None]) / widths[1:]
-    bank = np.maximum(0.0, np.minimum(rising, falling))
-    if spec.norm == "slaney":  # unit area in Hz
-        bank *= 2.0 / (corners[2:] - corners[:-2])
-    return bank
 
 
 def padded_window(window: np.ndarray, n_fft: int) -> np.ndarray:

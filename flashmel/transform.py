@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from . import ops, reference
+from .filterbank import mel_filterbank
 from .spec import MelBankSpec, StftSpec
-from .tables import mel_filterbank
 
 _OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 
@@ -35,7 +34,7 @@ class _Tables(nn.Module):
                 continue
             if old.is_meta and not new.is_meta and self._unmaterialised is not None:
                 old, self._unmaterialised = self._unmaterialised, None
-                self._buffers[name] = old.to(new.device)
+                self._buffers[name] = old.to(new.device, new.dtype)
             elif new.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = old.to(new.device)
         return self
@@ -80,7 +79,7 @@ class _MelScale(_Tables):
     def __init__(self, spec: MelBankSpec, fb: Tensor) -> None:
         super().__init__("fb", fb)
         self.n_mels, self.sample_rate, self.f_min, self.f_max = spec.n_mels, spec.sample_rate, spec.f_min, spec.f_max
-        self.norm, self.mel_scale = spec.norm, spec.mel_scale
+        self.norm, self.mel_scale, self.n_stft = spec.norm, spec.mel_scale, spec.n_freqs
 
     def forward(self, specgram: Tensor) -> Tensor:
         """(..., n_freqs, frames) to (..., n_mels, frames), in plain torch."""
@@ -173,14 +172,14 @@ class MelSpectrogram(nn.Module):
             pad_mode=pad_mode,
         )
         self.bank = MelBankSpec(sample_rate, n_fft, n_mels, f_min, f_max, norm, mel_scale)
-        bank = mel_filterbank(self.bank)
-        _warn_dead_filters(self.bank, bank)
         # Tables follow the default dtype where it is a compute dtype, as torchaudio's do.
         compute = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        bank = mel_filterbank(self.bank, compute)
+        _warn_dead_filters(self.bank, bank)
         window = _make_window(window_fn, win_length, wkwargs, compute)
         self.dtype = dtype
         self.spectrogram = _Spectrogram(self.spec, normalized, onesided, window)
-        self.mel_scale = _MelScale(self.bank, torch.from_numpy(bank).to(window.device, compute))
+        self.mel_scale = _MelScale(self.bank, bank.to(window.device))
 
     # Read-only views under torchaudio's names: changing one after construction raises instead of being ignored.
     sample_rate = property(lambda self: self.bank.sample_rate)
@@ -235,9 +234,9 @@ def _make_window(window_fn: Callable[..., Any], win_length: int, wkwargs: dict[s
     return window.detach().to(dtype)
 
 
-def _warn_dead_filters(spec: MelBankSpec, bank: np.ndarray) -> None:
-    dead = np.flatnonzero(~bank.any(axis=0))
-    if dead.size == 0:
+def _warn_dead_filters(spec: MelBankSpec, bank: Tensor) -> None:
+    dead = (~bank.any(dim=0)).nonzero().flatten().tolist()
+    if not dead:
         return
     nyquist = spec.sample_rate // 2
     if spec.f_min == spec.f_max:
@@ -246,5 +245,5 @@ def _warn_dead_filters(spec: MelBankSpec, bank: np.ndarray) -> None:
         why = f"f_max = {spec.f_max} Hz lies above the Nyquist frequency of {nyquist} Hz"
     else:
         why = f"{spec.n_mels} filters are too many for {spec.n_freqs} frequency bins; use fewer filters or a larger n_fft"
-    listed = ", ".join(map(str, dead[:8])) + (", …" if dead.size > 8 else "")
-    warnings.warn(f"{dead.size} of {spec.n_mels} mel filters are zero everywhere (filters {listed}): {why}", stacklevel=3)
+    listed = ", ".join(map(str, dead[:8])) + (", …" if len(dead) > 8 else "")
+    warnings.warn(f"{len(dead)} of {spec.n_mels} mel filters are zero everywhere (filters {listed}): {why}", stacklevel=3)

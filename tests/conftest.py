@@ -7,7 +7,6 @@ torch.set_num_threads(1)  # the signals are short: on a busy machine, threads wa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
     # Many cases have more filters than bins on purpose; test_tables and test_module look at the warnings themselves.
     config.addinivalue_line("filterwarnings", "ignore:.*mel filters are zero everywhere")
     config.addinivalue_line("filterwarnings", "ignore:At least one mel filterbank has all zero values")

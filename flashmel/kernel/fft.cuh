@@ -122,8 +122,8 @@ __device__ inline void separate(float* power, int k, Complex z, Complex y, float
   const float odd_x = z.y + y.y, odd_y = y.x - z.x;
   const float turned_x = odd_x * w.x - odd_y * w.y, turned_y = odd_x * w.y + odd_y * w.x;
   const float ax = even_x + turned_x, ay = even_y + turned_y, bx = even_x - turned_x, by = even_y - turned_y;
-  power[k] = raise<Config>(ax * ax + ay * ay);
-  power[Config::n_fft / 2 - k] = raise<Config>(bx * bx + by * by);
+  power[k * Config::frames_per_block] = raise<Config>(ax * ax + ay * ay);
+  power[(Config::n_fft / 2 - k) * Config::frames_per_block] = raise<Config>(bx * bx + by * by);
 }
 
 // Bins of rows u and rows - u; of rows 0 and rows / 2, each its own partner, where `self` is set (u = 0).
@@ -146,7 +146,7 @@ __device__ inline void separate_rows(float* power, const Complex* a, const Compl
   }
   if constexpr (self && m % 2 == 0) {  // bin m / 2 is its own partner
     const Complex z = radix % 2 == 0 ? a[radix / 2] : b[radix / 2];
-    power[m / 2] = raise<Config>(4.0f * (z.x * z.x + z.y * z.y));
+    power[m / 2 * Config::frames_per_block] = raise<Config>(4.0f * (z.x * z.x + z.y * z.y));
   }
 }
 
@@ -173,7 +173,7 @@ __device__ inline void rows(const float4* tables, unsigned char* shared, int fra
     }
   }
   __syncthreads();  // all rows are in registers: the powers take their place
-  float* power = reinterpret_cast<float*>(shared) + frame * Config::power_stride;
+  float* power = reinterpret_cast<float*>(shared) + Projection<Config>::place(frame);
 #pragma unroll
   for (int item = 0; item < items; ++item) {
     const int u = thread + item * Config::threads_per_frame;

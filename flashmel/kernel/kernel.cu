@@ -23,10 +23,10 @@ __device__ inline long long block_first_frame() {
   return (long long)blockIdx.x * Config::frames_per_block;
 }
 
-#include "epilogue.cuh"
 #include "load.cuh"
-#include "fft.cuh"
+#include "epilogue.cuh"
 #include "project.cuh"
+#include "fft.cuh"
 
 // One tile a block: in a loop over tiles the compiler keeps every stage's addresses in registers, and spills.
 extern "C" __global__ void __launch_bounds__(Config::threads, Config::min_blocks)

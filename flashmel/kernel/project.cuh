@@ -1,25 +1,54 @@
-// Stage 3: mel filters times powers. A warp takes one filter of all the tile's frames at a time: lanes are frames, and
-// where the tile has fewer than 32 frames, slices of the filter's bins as well.
+// Stage 3: mel filters times powers. Eight lanes of a warp share a filter, so a warp takes four neighbouring filters, of
+// much the same length, at a time. A lane takes up to four frames (one 16-byte read for each bin); where the tile has
+// fewer than 32 frames, the lanes left over take every second, fourth or eighth bin.
 #pragma once
 
 template <class Config>
+struct Projection {
+  static constexpr int frames = Config::frames_per_block;
+  static constexpr int frames_per_lane = frames < 4 ? frames : 4;
+  static constexpr int groups = frames / frames_per_lane;  // of frames
+  static constexpr int lanes = 8;                          // a filter
+  static constexpr int slices = lanes / groups;            // of a filter's bins
+  static constexpr int step = Config::threads / lanes;     // filters at a time in the block
+
+  // Powers are stored bin by bin, the frames of a bin in this order: a lane's frames side by side, and the lanes of a
+  // store on consecutive frames.
+  __device__ static constexpr int place(int frame) { return frame % groups * frames_per_lane + frame / groups; }
+};
+
+template <class Config>
 __device__ inline void project(const Params& params, const float* powers) {
-  constexpr int frames = Config::frames_per_block, slices = 32 / frames;
-  const int lane = threadIdx.x % 32, frame = lane % frames, slice = lane / frames;
-  const float* power = powers + frame * Config::power_stride;
-  const long long t = block_first_frame<Config>() + frame;
-  const bool stored = slice == 0 && t < params.frames;
-  for (int m = threadIdx.x / 32; m < params.n_mels; m += Config::threads / 32) {
-    const int4 filter = params.filters[m];  // first bin, number of bins, place of the first weight
+  using P = Projection<Config>;
+  using Output = typename Config::Output;
+  struct alignas(4 * P::frames_per_lane) Powers {
+    float of_frame[P::frames_per_lane];
+  };
+  const int lane = threadIdx.x % P::lanes, group = lane % P::groups, slice = lane / P::groups;
+  const Powers* power = reinterpret_cast<const Powers*>(powers) + group;
+  const long long t = block_first_frame<Config>() + group;
+  int m = threadIdx.x / P::lanes;
+  Output* mel = static_cast<Output*>(params.mel) + (block_row() * params.n_mels + m) * params.frames + t;
+  const int stored = slice == 0 ? int(min(params.frames - t, (long long)P::frames)) : 0;
+
+  // Every lane goes round as often as the warp's first: the shuffles need all of them.
+  for (; m / 4 * 4 < params.n_mels; m += P::step, mel += P::step * params.frames) {
+    const bool exists = m < params.n_mels;
+    const int4 filter = exists ? params.filters[m] : make_int4(0, 0, 0, 0);  // first bin, number of bins, first weight
     const float* weights = params.weights + filter.z;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int i = slice; i < filter.y; i += slices) sum += weights[i] * power[filter.x + i];
+    float sum[P::frames_per_lane] = {};
+#pragma unroll 2
+    for (int i = slice; i < filter.y; i += P::slices) {
+      const float weight = weights[i];
+      const Powers bin = power[(filter.x + i) * P::groups];
 #pragma unroll
-    for (int offset = frames; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (stored) {
-      const long long at = (block_row() * params.n_mels + m) * params.frames + t;
-      static_cast<typename Config::Output*>(params.mel)[at] = from_float<typename Config::Output>(sum);
+      for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += weight * bin.of_frame[v];
+    }
+#pragma unroll
+    for (int v = 0; v < P::frames_per_lane; ++v) {
+#pragma unroll
+      for (int offset = P::groups; offset < P::lanes; offset *= 2) sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], offset);
+      if (exists && v * P::groups < stored) mel[v * P::groups] = from_float<Output>(sum[v]);
     }
   }
 }

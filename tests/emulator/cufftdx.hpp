@@ -21,6 +21,8 @@ struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct Dim { unsigned x, y, z; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 inline thread_local Dim threadIdx, blockIdx;
 inline Dim gridDim;

@@ -1,0 +1,303 @@
+"""The launch plan and the kernel's tables as pure functions: what fits, what does not overlap, what meets no bank conflict."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from flashmel.plan import _LIMITS, MAX_RADIX, MAX_THREADS, UnsupportedError, architecture, launch_grid, make_plan
+from flashmel.spec import StftSpec
+from flashmel.tables import factor_offsets, kernel_tables
+
+ARCHITECTURES = {compute: architecture(*divmod(compute, 10)) for compute in _LIMITS}
+HOPPER = ARCHITECTURES[90]
+USUAL = [
+    *((400, hop) for hop in (80, 100, 160, 200)),
+    *((512, hop) for hop in (128, 160, 256)),
+    *((1024, hop) for hop in (160, 256, 320, 512)),
+    *((2048, hop) for hop in (240, 256, 512, 1024)),
+]
+any_architecture = pytest.mark.parametrize("compute", ARCHITECTURES)
+usual = pytest.mark.parametrize("n_fft,hop", USUAL)
+
+
+def spec_of(n_fft, hop=None):
+    return StftSpec(n_fft, n_fft, hop or max(1, n_fft // 4))
+
+
+def staged(plan, hop, p):
+    """Word of sample ``p`` of a tile: load.cuh."""
+    return p + p // hop * plan.skew
+
+
+def check(plan, spec, arch):
+    """What must hold of every plan."""
+    frames, row = plan.frames_per_block, plan.r2 * plan.r3
+    assert plan.r1 * row == spec.n_fft // 2
+    assert 2 <= plan.r1 <= MAX_RADIX and 1 <= plan.r2 <= MAX_RADIX and 2 <= plan.r3 <= MAX_RADIX // 2
+    assert frames in (1, 2, 4, 8, 16, 32)
+    assert plan.threads % 32 == 0 and 32 <= plan.threads <= min(MAX_THREADS, 1024) and plan.threads % frames == 0
+    assert 1 <= plan.min_blocks <= 32 and plan.min_blocks * plan.threads <= arch.threads_per_sm
+    assert plan.shared_bytes <= arch.shared_per_block and plan.min_blocks * (plan.shared_bytes + 1024) <= arch.shared_per_sm
+    # Each region: nothing of it overlaps, and its last element ends within the block's shared memory.
+    assert plan.skew >= 0 and plan.sample_stride == spec.hop_length + plan.skew
+    assert 4 * (staged(plan, spec.hop_length, (frames - 1) * spec.hop_length + spec.n_fft - 1) + 1) <= plan.shared_bytes
+    exchange = (plan.r1 - 1) * plan.row_stride + row
+    assert plan.row_stride >= row and (frames == 1 or plan.frame_stride >= exchange)
+    assert 8 * ((frames - 1) * plan.frame_stride + exchange) <= plan.shared_bytes
+    bins = spec.n_fft // 2 + 1
+    assert (frames == 1 or plan.power_stride >= bins) and 4 * ((frames - 1) * plan.power_stride + bins) <= plan.shared_bytes
+
+
+@any_architecture
+def test_every_size_has_a_plan_or_a_reason(compute):
+    arch, unsupported = ARCHITECTURES[compute], []
+    for n_fft in range(64, 16385, 2):
+        spec = spec_of(n_fft)
+        try:
+            check(make_plan(spec, arch), spec, arch)
+        except UnsupportedError as error:
+            assert str(n_fft) in str(error)
+            unsupported.append(n_fft)
+    # Powers of two, and the sizes of usual windows of 10 to 64 ms at usual rates, are all in.
+    assert not set(unsupported) & ({2**k for k in range(6, 15)} | {160, 200, 320, 400, 480, 600, 640, 800, 960, 882, 1200, 1920, 2400})
+
+
+@any_architecture
+@pytest.mark.parametrize("n_fft", [64, 100, 400, 882, 1024, 4096, 16384])
+def test_every_hop(n_fft, compute):
+    arch = ARCHITECTURES[compute]
+    for hop in [*range(1, 70), *range(70, 2 * n_fft, 61), n_fft - 1, n_fft, n_fft + 1, 10 * n_fft, 10**6, 2**31]:
+        spec = spec_of(n_fft, hop)
+        check(make_plan(spec, arch), spec, arch)
+
+
+@pytest.mark.parametrize("n_fft", [2, 62, 63, 65, 399, 1023, 16383, 16386, 32768])
+def test_sizes_outside(n_fft):
+    with pytest.raises(UnsupportedError, match=f"even n_fft from 64 to 16384, not {n_fft}"):
+        make_plan(spec_of(n_fft), HOPPER)
+
+
+@pytest.mark.parametrize("n_fft", [2 * 37, 2 * 8191, 2 * 41 * 8])
+def test_sizes_with_a_large_prime(n_fft):
+    with pytest.raises(UnsupportedError, match=f"n_fft = {n_fft}: {n_fft // 2} is not a product of at most three factors up to 32"):
+        make_plan(spec_of(n_fft), HOPPER)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (6, 1), (9, 9), (13, 0)])
+def test_unknown_architectures(capability):
+    with pytest.raises(UnsupportedError, match=r"capability {}\.{} .*9\.0".format(*capability)):
+        architecture(*capability)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4, 8, 16, 32])
+@usual
+def test_chosen_frames_per_block(n_fft, hop, frames):
+    spec = spec_of(n_fft, hop)
+    for arch in ARCHITECTURES.values():
+        try:
+            plan = make_plan(spec, arch, frames)
+        except UnsupportedError:
+            raise
+        except ValueError as error:
+            assert f"{frames} frames per block do not fit" in str(error) and str(arch.shared_per_block) in str(error)
+            continue
+        assert plan.frames_per_block == frames
+        check(plan, spec, arch)
+
+
+@pytest.mark.parametrize("frames", [-1, 0, 3, 12, 64])
+def test_impossible_frames_per_block(frames):
+    with pytest.raises(ValueError, match=f"power of two from 1 to 32, got {frames}"):
+        make_plan(spec_of(400), HOPPER, frames)
+
+
+def test_frames_per_block_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"32 frames per block do not fit: \d+ threads and \d+ bytes"):
+        make_plan(spec_of(4096), HOPPER, 32)
+
+
+def test_a_plan_is_a_value():
+    a, b = make_plan(spec_of(400, 160), HOPPER), make_plan(StftSpec(400, 400, 160), architecture(9, 0))
+    assert a == b and hash(a) == hash(b) and eval(repr(a), {"LaunchPlan": type(a)}) == a
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.threads = 32
+    # What does not decide the layout does not decide the plan.
+    assert a == make_plan(StftSpec(400, 25, 160, 7, 1.0, "window", False, "constant"), HOPPER)
+
+
+@pytest.mark.parametrize("frames,rows", [(1, 1), (101, 8), (33, 65535), (13, 65536), (13, 70000), (2**31, 3), (5, 2**32 - 2**17 + 1)])
+def test_launch_grid_covers_everything_once(frames, rows):
+    plan = make_plan(spec_of(400, 160), HOPPER)
+    x, y, z = launch_grid(plan, frames, rows)
+    assert (x - 1) * plan.frames_per_block < frames <= x * plan.frames_per_block
+    assert (z - 1) * y < rows <= y * z and 1 <= x < 2**31 and 1 <= y < 2**16 and 1 <= z < 2**16
+
+
+@pytest.mark.parametrize("frames,rows", [(2**38, 1), (1, 2**32)])
+def test_launch_grid_limits(frames, rows):
+    with pytest.raises(UnsupportedError, match=f"{rows} waveforms of {frames} frames"):
+        launch_grid(make_plan(spec_of(400, 160), HOPPER), frames, rows)
+
+
+# --- bank conflicts: the addresses of fft.cuh and project.cuh, warp by warp ----------------------------------------------------
+
+
+def wavefronts(words, active, width):
+    """(needed, ideal) over accesses (n, threads) of ``width`` words a thread, by thread; 32 banks of a word serve 32 / width lanes at once."""
+    lanes = 32 // width
+    pad = -words.shape[1] % 32
+    words = np.pad(words, ((0, 0), (0, pad))).reshape(-1, lanes)
+    active = np.pad(np.broadcast_to(active, (len(words) * lanes // (active.shape[-1] + pad), active.shape[-1])), ((0, 0), (0, pad)))
+    needed = ideal = 0
+    for group, on in zip(words, active.reshape(-1, lanes), strict=True):
+        if on.any():
+            distinct = np.unique((group[on][:, None] + np.arange(width)).ravel())  # the same word twice is a broadcast
+            needed += np.bincount(distinct % 32).max()
+            ideal += 1
+    return int(needed), ideal
+
+
+def accesses(plan, spec):
+    """(name, words (n, threads), active (threads,), words a thread) of every shared-memory access of the transform and the projection."""
+    threads = np.arange(plan.threads)
+    frame, thread = threads % plan.frames_per_block, threads // plan.frames_per_block
+    m, row = spec.n_fft // 2, plan.r2 * plan.r3
+    samples, exchange, powers = frame * plan.sample_stride, 2 * frame * plan.frame_stride, frame * plan.power_stride
+    for c in range(0, row, plan.threads_per_frame):
+        c, j = c + thread, np.arange(plan.r1)[:, None]
+        pair = samples + staged(plan, spec.hop_length, 2 * (c + row * j))
+        if plan.sample_stride % 2 == 0:
+            yield "columns, load", pair, c < row, 2
+        else:
+            yield from (("columns, load", pair + half, c < row, 1) for half in (0, 1))
+        yield "columns, store", exchange + 2 * (c + plan.row_stride * j), c < row, 2
+    for item in range(0, m // plan.r2 if plan.r2 > 1 else 0, plan.threads_per_frame):
+        item = item + thread
+        at = item // plan.r3 * plan.row_stride + item % plan.r3 + plan.r3 * np.arange(plan.r2)[:, None]
+        yield "middle", exchange + 2 * at, item < m // plan.r2, 2
+    rows = m // plan.r3
+    pairs = (rows + 1) // 2
+    for u in range(0, pairs, plan.threads_per_frame):
+        u, j = u + thread, np.arange(plan.r3)[:, None]
+        for r in (u, np.where(u == 0, rows // 2, rows - u)):
+            yield "rows, load", exchange + 2 * (r % plan.r1 * plan.row_stride + r // plan.r1 * plan.r3 + j), u < pairs, 2
+        for bins in (u + rows * j, m - u - rows * j):
+            yield "rows, store", powers + bins, (0 < u) & (u < pairs), 1  # u = 0 takes a branch of its own
+    slice_ = np.arange(32) // plan.frames_per_block
+    yield "project", (np.arange(32) % plan.frames_per_block) * plan.power_stride + slice_ + np.arange(m)[:, None], slice_ >= 0, 1
+
+
+@pytest.mark.parametrize("compute", [75, 80, 86, 90])
+@usual
+def test_no_bank_conflicts(n_fft, hop, compute):
+    spec = spec_of(n_fft, hop)
+    plan = make_plan(spec, ARCHITECTURES[compute])
+    counts = {}
+    for name, words, active, width in accesses(plan, spec):
+        needed, ideal = wavefronts(words, active, width)
+        before = counts.get(name, (0, 0))
+        counts[name] = before[0] + needed, before[1] + ideal
+    assert {name: c for name, c in counts.items() if c[0] > c[1]} == {}, plan
+
+
+def test_wavefronts_counts():
+    lanes, on = np.arange(32)[None], np.ones(32, bool)
+    assert wavefronts(lanes, on, 1) == (1, 1) and wavefronts(2 * lanes, on, 1) == (2, 1) and wavefronts(0 * lanes, on, 1) == (1, 1)
+    assert wavefronts(2 * lanes, on, 2) == (2, 2) and wavefronts(32 * lanes, on, 2) == (32, 2) and wavefronts(2 * lanes, on & (lanes[0] < 8), 2) == (1, 1)
+
+
+# --- the kernel's tables -------------------------------------------------------------------------------------------------------
+
+
+def tables_of(fb, n_fft=64, normalized="none", window=None):
+    spec = spec_of(n_fft)
+    return kernel_tables(make_plan(spec, HOPPER), n_fft, normalized, np.ones(n_fft) if window is None else window, fb)
+
+
+def unpacked(tables, n_freqs):
+    fb = np.zeros((n_freqs, len(tables.filters)), np.float32)
+    for i, (first, count, place, _) in enumerate(tables.filters):
+        assert 0 <= first and first + count <= n_freqs and 0 <= place and place + count <= len(tables.weights)
+        fb[first : first + count, i] = tables.weights[place : place + count]
+    return fb
+
+
+def sparse(density):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((33, 9)) * (rng.random((33, 9)) < density)
+
+
+BANKS = {
+    "dense": (np.random.default_rng(0).standard_normal((33, 5)), 33 * 5),
+    "gaps": (sparse(0.2), None),
+    "zero": (np.zeros((33, 4)), 0),
+    "one-bin": (np.eye(33)[:, [0, 32, 7]], 3),
+    "zero-column": (np.stack([np.zeros(33), np.ones(33), np.zeros(33)], 1), 33),
+    "nan": (np.where(np.eye(33)[:, [3, 4]] > 0, np.nan, 0.0), 2),
+    "no-filters": (np.zeros((33, 0)), 0),
+}
+
+
+@pytest.mark.parametrize("name", BANKS)
+def test_filters_hold_the_whole_bank(name):
+    fb, n_weights = BANKS[name]
+    tables = tables_of(fb)
+    np.testing.assert_array_equal(unpacked(tables, 33), fb.astype(np.float32))
+    assert tables.filters.dtype == np.int32 and tables.filters.shape == (fb.shape[1], 4) and tables.filters.flags.c_contiguous
+    assert tables.weights.dtype == np.float32 and len(tables.weights) >= 1, "the kernel is given an address"
+    if n_weights is not None:
+        assert tables.filters[:, 1].sum() == n_weights, "zeros at a filter's ends are not read"
+
+
+@pytest.mark.parametrize("n_fft", [64, 66, 90, 400, 450, 882, 1024, 2048, 8192, 16384])
+def test_factors(n_fft):
+    plan = make_plan(spec_of(n_fft), HOPPER)
+    window = np.random.default_rng(n_fft).random(n_fft)
+    tables = tables_of(np.ones((n_fft // 2 + 1, 1)), n_fft, window=window)
+    offsets = factor_offsets(plan)
+    rows = plan.r1 * plan.r2
+    pairs = (rows + 1) // 2
+    assert tables.factors.dtype == np.float32 and tables.factors.flags.c_contiguous
+    assert tables.factors.shape == (offsets["separation_table"] + -(-plan.r3 // 2) * pairs, 4)
+    assert list(offsets.values()) == sorted(offsets.values())
+
+    def part(name, slots, items):
+        """As the kernel reads it: slot s of item i is half s % 2 of entry s // 2 * items + i."""
+        entries = tables.factors[offsets[name] :][: -(-slots // 2) * items].reshape(-1, items, 2, 2).swapaxes(1, 2).reshape(-1, items, 2)
+        return entries[:slots] @ np.array([1, 1j])
+
+    m, row = n_fft // 2, plan.r2 * plan.r3
+    pairs_of_samples = part("window_table", plan.r1, row).ravel()
+    np.testing.assert_array_equal(pairs_of_samples.real, np.float32(0.5 * window[0::2]))
+    np.testing.assert_array_equal(pairs_of_samples.imag, np.float32(0.5 * window[1::2]))
+    k, c = np.mgrid[: plan.r1, :row]
+    np.testing.assert_allclose(part("column_table", plan.r1, row), np.exp(-2j * np.pi * k * c / m), atol=1e-7)
+    if plan.r2 > 1:
+        k, c = np.mgrid[: plan.r2, : plan.r3]
+        np.testing.assert_allclose(part("middle_table", plan.r2, plan.r3), np.exp(-2j * np.pi * k * c / row), atol=1e-7)
+    # The separation's factors name the bins k that the kernel visits: with m - k (and m / 2, by itself) all of them, once.
+    turn = np.angle(part("separation_table", plan.r3, pairs).astype(complex)) / (-2 * np.pi) * n_fft
+    bins = np.rint(turn).astype(int) % n_fft
+    assert np.abs(turn - np.rint(turn)).max() < 0.01
+    if rows % 2:  # row 0 has no row rows / 2 beside it: its last slots are not used
+        bins = np.concatenate([bins[:, 1:].ravel(), bins[: (plan.r3 + 1) // 2, 0]])
+    visited = np.concatenate([bins.ravel(), m - bins.ravel()])
+    alone = [m // 2] if m % 2 == 0 else []
+    assert sorted({*visited.tolist(), *alone}) == list(range(m + 1))
+    assert len(visited) - len(set(visited.tolist())) <= 1, "bin m / 2, its own partner, alone may be visited twice"
+
+
+@pytest.mark.parametrize("normalized,scale", [("none", 1.0), ("window", 0.25), ("frame_length", 0.125)])
+def test_normalisation_is_in_the_window(normalized, scale):
+    window = np.full(64, 0.5)
+    tables = tables_of(np.ones((33, 1)), 64, normalized, window)
+    plain = tables_of(np.ones((33, 1)), 64, "none", window)
+    end = factor_offsets(make_plan(spec_of(64), HOPPER))["column_table"]
+    np.testing.assert_allclose(tables.factors[:end], scale * plain.factors[:end])
+    np.testing.assert_array_equal(tables.factors[end:], plain.factors[end:])
+
+
+def test_quarter_turns_are_exact():
+    factors = tables_of(np.ones((33, 1))).factors[factor_offsets(make_plan(spec_of(64), HOPPER))["column_table"] :]
+    assert set(factors[np.abs(factors) < 1e-6].tolist()) <= {0.0} and np.abs(factors).max() == 1.0
