@@ -13,8 +13,8 @@ from . import environment
 from .jit import toolchain
 from .jit.compiler import CompileError
 from .jit.driver import DriverError, Kernel, LaunchParams
-from .jit.source import INPUT_TYPES, Specialisation
-from .plan import LaunchPlan, UnsupportedError, architecture, make_plan
+from .jit.source import Specialisation
+from .plan import LaunchPlan, UnsupportedError, architecture, launch_grid, make_plan
 from .spec import StftSpec
 from .tables import kernel_tables
 
@@ -65,6 +65,10 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
     with torch.cuda.device(waveform.device):
         plan, kernel = _prepare(spec, waveform.device.index, _name(rows.dtype), _name(out.dtype))
         tables = _tables_of(window, fb, spec, plan)
+        try:
+            grid = launch_grid(plan, frames, n_rows)
+        except UnsupportedError as error:
+            raise UnavailableError(str(error)) from None
         params = LaunchParams(
             rows.data_ptr(),
             out.data_ptr(),
@@ -77,7 +81,7 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
             n_rows,
             n_mels,
         )
-        kernel.launch(params, torch._C._cuda_getCurrentRawStream(waveform.device.index))
+        kernel.launch(params, grid, torch._C._cuda_getCurrentRawStream(waveform.device.index))
     return out
 
 
@@ -154,6 +158,8 @@ def _place(t: Tensor) -> tuple:
 
 def _build_tables(versions: tuple[int, int], window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> _Tables:
     _refuse_in_capture("a table of the module")
-    host = kernel_tables(plan, spec.n_fft, spec.normalized, window.detach().double().cpu().numpy(), fb.detach().double().cpu().numpy())
-    on_device = (torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters, host.weights))
-    return _Tables(versions, (StorageWeakRef(window.untyped_storage()), StorageWeakRef(fb.untyped_storage())), *on_device)
+    window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
+    host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values)
+    owners = StorageWeakRef(window.untyped_storage()), StorageWeakRef(fb.untyped_storage())
+    factors, filters, weights = (torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters, host.weights))
+    return _Tables(versions, owners, factors, filters, weights)

@@ -37,10 +37,11 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         (..., n_mels, frames), contiguous.
 
     Raises:
+        TypeError: the waveform is not a tensor.
         ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables.
     """
     _check(waveform, window, fb, spec)
-    if torch.is_grad_enabled() and (waveform.requires_grad or window.requires_grad or fb.requires_grad):
+    if reference.is_differentiated(waveform, window, fb):
         if waveform.is_cuda:
             _warn_once(f"the fused kernel has no gradient yet: training runs in plain torch on {waveform.device}")
         return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
@@ -55,6 +56,8 @@ def fused_unavailable_reason(device: torch.device | None = None) -> str | None:
 
 
 def _check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
+    if not isinstance(waveform, Tensor):
+        raise TypeError(f"waveform must be a torch.Tensor, got {type(waveform).__name__}: convert an array with torch.from_numpy")
     if waveform.dtype not in INPUT_DTYPES:
         remedy = "pass its real part" if waveform.is_complex() else "convert it to float32, or to int16 for 16-bit PCM"
         raise ValueError(f"waveform must be float32, float16, bfloat16, float64 or int16, got {waveform.dtype}: {remedy}")

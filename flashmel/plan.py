@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .spec import StftSpec
 
 MIN_N_FFT, MAX_N_FFT = 64, 16384
-MAX_RADIX = 32  # complex values that a thread holds: 64 of its registers
 MAX_THREADS = 512
+# Complex values a thread holds, and the registers that its code needs with them, without spills. Measured on an H200: half the
+# registers and twice the threads win at every n_fft whose factors allow it.
+_HELD_AND_REGISTERS = ((20, 64), (32, 96))
 
 
 class UnsupportedError(ValueError):
@@ -100,27 +101,33 @@ def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None =
     n_fft = spec.n_fft
     if n_fft % 2 or not MIN_N_FFT <= n_fft <= MAX_N_FFT:
         raise UnsupportedError(f"the fused kernel covers even n_fft from {MIN_N_FFT} to {MAX_N_FFT}, not {n_fft}")
-    radices = min(_factorisations(n_fft // 2), key=_cost, default=None)
-    if radices is None:
-        raise UnsupportedError(f"n_fft = {n_fft}: {n_fft // 2} is not a product of at most three factors up to {MAX_RADIX}")
+    factors = _factorise(n_fft // 2)
+    if factors is None:
+        largest, _ = _HELD_AND_REGISTERS[-1]
+        raise UnsupportedError(
+            f"n_fft = {n_fft}: {n_fft // 2} is not r1 * r2 * r3 with r1, r2 up to {largest} and r3 up to {largest // 2}"
+        )
     if frames_per_block is not None:
-        if frames_per_block not in (1, 2, 4, 8, 16, 32):
+        if frames_per_block not in _FRAMES_PER_BLOCK:
             raise ValueError(f"frames per block must be a power of two from 1 to 32, got {frames_per_block}")
-        plan = _lay_out(spec, arch, radices, frames_per_block)
+        plan = _lay_out(spec, arch, factors, frames_per_block)
         if not _fits(plan, arch):
             raise ValueError(
                 f"{frames_per_block} frames per block do not fit: {plan.threads} threads and {plan.shared_bytes} bytes of shared "
                 f"memory, of {MAX_THREADS} and {arch.shared_per_block}"
             )
         return plan
-    plans = [_lay_out(spec, arch, radices, frames) for frames in (32, 16, 8, 4, 2, 1)]
+    plans = [_lay_out(spec, arch, factors, frames) for frames in _FRAMES_PER_BLOCK]
     fitting = [plan for plan in plans if _fits(plan, arch)]
     if not fitting:
-        raise UnsupportedError(f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}")
-    # Blocks wait at barriers: three on an SM keep it busy. Where no tile is that small, the smallest.
-    return next((plan for plan in fitting if 3 * (plan.shared_bytes + _KIB) <= arch.shared_per_sm), fitting[-1])
+        raise UnsupportedError(
+            f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}"
+        )
+    # As many frames in flight on an SM as possible; of equals the largest tile, which loads the fewest samples twice.
+    return max(fitting, key=lambda plan: (plan.min_blocks * plan.frames_per_block, plan.frames_per_block))
 
 
+_FRAMES_PER_BLOCK = (32, 16, 8, 4, 2, 1)
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 2**16 - 1
 
 
@@ -142,33 +149,46 @@ def _fits(plan: LaunchPlan, arch: Architecture) -> bool:
     return plan.shared_bytes <= arch.shared_per_block and plan.threads <= MAX_THREADS
 
 
-def _factorisations(m: int) -> Iterator[tuple[int, int, int]]:
-    """(r1, r2, r3) with product ``m``; r2 = 1 is a transform of two passes."""
-    for r3 in range(1, MAX_RADIX // 2 + 1):  # a thread holds two rows
-        for r2 in range(1, MAX_RADIX + 1):
-            r1, rest = divmod(m, r2 * r3)
-            if rest == 0 and 2 <= r1 <= MAX_RADIX and r3 >= 2:
-                yield r1, r2, r3
+@dataclass(frozen=True)
+class _Factors:
+    """n_fft / 2 as r1 * r2 * r3 (r2 = 1 is a transform of two passes), and what a thread then has to do."""
+
+    r1: int
+    r2: int
+    r3: int
+    threads_per_frame: int
+    registers: int
+
+    def cost(self) -> float:
+        """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
+
+        def passes(items: int, radix: int, times: int = 1) -> float:
+            return -(-items // self.threads_per_frame) * (times * radix * (2 * math.log2(radix) + 8) + 40)
+
+        m = self.r1 * self.r2 * self.r3
+        middle = passes(m // self.r2, self.r2) if self.r2 > 1 else 0.0
+        return self.threads_per_frame * (passes(m // self.r1, self.r1) + middle + passes((m // self.r3 + 1) // 2, self.r3, times=2))
 
 
-def _threads_per_frame(r1: int, r2: int, r3: int) -> int:
-    """As few as hold the columns of a frame, then its row pairs, in MAX_RADIX complex registers each."""
-    m = r1 * r2 * r3
+def _factorise(m: int) -> _Factors | None:
+    """The cheapest factorisation of ``m`` among those that need the fewest registers."""
+    for held, registers in _HELD_AND_REGISTERS:
+        found = [
+            _Factors(r1, r2, r3, _threads_per_frame(m, r1, r3, held), registers)
+            for r3 in range(2, held // 2 + 1)  # a thread holds two rows
+            for r2 in range(1, held + 1)
+            for r1 in [m // (r2 * r3)]
+            if r1 * r2 * r3 == m and 2 <= r1 <= held
+        ]
+        if found:
+            return min(found, key=_Factors.cost)
+    return None
+
+
+def _threads_per_frame(m: int, r1: int, r3: int, held: int) -> int:
+    """As few as hold the columns of a frame, then its row pairs."""
     columns, pairs = m // r1, (m // r3 + 1) // 2
-    return max(-(-columns // (MAX_RADIX // r1)), -(-pairs // (MAX_RADIX // (2 * r3))))
-
-
-def _cost(radices: tuple[int, int, int]) -> float:
-    """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
-    r1, r2, r3 = radices
-    m = r1 * r2 * r3
-    threads = _threads_per_frame(*radices)
-
-    def passes(items: int, radix: int, times: int = 1) -> float:
-        return -(-items // threads) * times * radix * (2 * math.log2(radix) + 8)
-
-    middle = passes(m // r2, r2) if r2 > 1 else 0.0
-    return threads * (passes(m // r1, r1) + middle + passes((m // r3 + 1) // 2, r3, times=2))
+    return max(-(-columns // (held // r1)), -(-pairs // (held // (2 * r3))))
 
 
 def _odd_multiple(at_least: int, unit: int) -> int:
@@ -177,15 +197,13 @@ def _odd_multiple(at_least: int, unit: int) -> int:
     return unit * (multiple + 1 - multiple % 2)
 
 
-def _lay_out(
-    spec: StftSpec, arch: Architecture, radices: tuple[int, int, int], frames: int, threads_per_frame: int | None = None
-) -> LaunchPlan:
+def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int) -> LaunchPlan:
     """Strides that keep a warp's shared-memory accesses in different banks, and what they add up to.
 
     A warp is ``frames`` frames by 32 / frames threads of each. Accesses of 8 bytes are served by half warps from 16 banks
     of 8 bytes: with n threads a frame side by side, the frames' stride must be an odd multiple of n.
     """
-    r1, r2, r3 = radices
+    r1, r2, r3 = factors.r1, factors.r2, factors.r3
     hop, m = spec.hop_length, spec.n_fft // 2
     side_by_side = max(1, 16 // frames)
     skew = 0 if hop % 2 or frames == 1 else 2 * _odd_multiple(hop // 2, side_by_side) - hop
@@ -194,6 +212,7 @@ def _lay_out(
     samples = 4 * (span + (span - 1) // hop * skew)
 
     row = r2 * r3
+
     def exchange(row_stride: int) -> int:
         size = (r1 - 1) * row_stride + row
         return size if frames == 1 else _odd_multiple(size, side_by_side)
@@ -203,11 +222,9 @@ def _lay_out(
         row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
     shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * (m + 1))
 
-    threads = -(-(threads_per_frame or _threads_per_frame(*radices)) * frames // 32) * 32
-    held = max(-(-m // r1 // (threads // frames)) * r1, r2, -(-((m // r3 + 1) // 2) // (threads // frames)) * 2 * r3)
-    registers = 8 * -(-(2 * held + 24) // 8)
+    threads = -(-factors.threads_per_frame * frames // 32) * 32
     min_blocks = min(
-        65536 // (threads * registers),
+        65536 // (threads * factors.registers),
         arch.shared_per_sm // (shared_bytes + _KIB),
         arch.threads_per_sm // threads,
         32 if arch.compute not in (75, 86, 89) else 16,

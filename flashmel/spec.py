@@ -14,7 +14,8 @@ MEL_SCALES = ("htk", "slaney")
 NORMALIZATIONS = ("none", "window", "frame_length")
 
 
-def _positive_int(name: str, value: object) -> int:
+def positive_int(name: str, value: object) -> int:
+    """``value`` as an int, or a ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
@@ -22,6 +23,13 @@ def _positive_int(name: str, value: object) -> int:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def positive_number(name: str, value: object) -> float:
+    """``value``, or a ValueError that names it."""
+    if not _is_finite(value) or value <= 0:  # type: ignore[operator]
+        raise ValueError(f"{name} must be positive, got {value!r}")
+    return value  # type: ignore[return-value]
 
 
 def _one_of(name: str, value: object, choices: tuple) -> None:
@@ -47,13 +55,13 @@ class StftSpec:
     pad_mode: str = "reflect"
 
     def __post_init__(self) -> None:
-        _positive_int("n_fft", self.n_fft)
-        _positive_int("win_length", self.win_length)
-        _positive_int("hop_length", self.hop_length)
+        for name in ("n_fft", "win_length", "hop_length"):
+            object.__setattr__(self, name, positive_int(name, getattr(self, name)))  # an int, also where NumPy's came in
         if self.win_length > self.n_fft:
             raise ValueError(f"win_length must be at most n_fft = {self.n_fft}, got {self.win_length}")
         if isinstance(self.pad, bool) or not isinstance(self.pad, (int, np.integer)):
             raise ValueError(f"pad must be an integer number of samples, got {self.pad!r}")
+        object.__setattr__(self, "pad", int(self.pad))
         if not _is_finite(self.power) or self.power <= 0:
             raise ValueError(
                 f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
@@ -150,9 +158,8 @@ class MelBankSpec:
     mel_scale: str = "htk"
 
     def __post_init__(self) -> None:
-        _positive_int("n_mels", self.n_mels)
-        if not _is_finite(self.sample_rate) or self.sample_rate <= 0:
-            raise ValueError(f"sample_rate must be positive, got {self.sample_rate!r}")
+        positive_int("n_mels", self.n_mels)
+        positive_number("sample_rate", self.sample_rate)
         for name in ("f_min", "f_max"):
             if not _is_finite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite frequency in Hz, got {getattr(self, name)!r}")

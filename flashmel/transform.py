@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import ops, reference
 from .filterbank import mel_filterbank
-from .spec import MelBankSpec, StftSpec
+from .spec import MelBankSpec, StftSpec, positive_int, positive_number
 
 _OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 
@@ -96,7 +96,7 @@ class MelSpectrogram(nn.Module):
         hop_length: distance of frames, in samples; ``win_length // 2`` if None.
         f_min: lowest frequency of the filters, in Hz.
         f_max: highest frequency of the filters, in Hz; ``sample_rate // 2`` if None (0.0 means 0 Hz).
-        pad: zeros added on each side of the waveform; negative crops.
+        pad: zeros added on each side of the waveform; negative crops (where torchaudio ignores it).
         n_mels: number of mel filters.
         window_fn: called as ``window_fn(win_length, **wkwargs)``; returns a 1-D real tensor or array.
         power: exponent of the magnitude, positive: 1 for magnitude, 2 for power.
@@ -158,16 +158,16 @@ class MelSpectrogram(nn.Module):
             raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
         if onesided is False:
             warnings.warn("onesided=False changes nothing: a mel spectrogram is always one-sided", stacklevel=2)
-        win_length = n_fft if win_length is None else win_length
-        hop_length = win_length // 2 if hop_length is None else hop_length
-        f_max = float(sample_rate // 2) if f_max is None else f_max
+        win_length = positive_int("n_fft", n_fft) if win_length is None else win_length
+        hop_length = positive_int("win_length", win_length) // 2 if hop_length is None else hop_length
+        f_max = float(positive_number("sample_rate", sample_rate) // 2) if f_max is None else f_max
         self.spec = StftSpec(
             n_fft=n_fft,
             win_length=win_length,
             hop_length=hop_length,
             pad=pad,
             power=power,
-            normalized={False: "none", True: "window"}.get(normalized, normalized),  # type: ignore[call-overload]
+            normalized=("window" if normalized else "none") if isinstance(normalized, bool) else normalized,
             center=bool(center),
             pad_mode=pad_mode,
         )

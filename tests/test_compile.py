@@ -85,7 +85,8 @@ def test_variant(name, compiled):
     warps = plan.threads // 32 * plan.min_blocks
     assert -(-registers // 8) * 8 * 32 * warps <= 65536  # handed out in units of 8 a thread
     assert plan.shared_bytes <= arch.shared_per_block
-    assert (plan.shared_bytes + 1024) * plan.min_blocks <= arch.shared_per_sm
+    reserved = 0 if arch.compute == 75 else 1024  # bytes a block, by the driver
+    assert (plan.shared_bytes + reserved) * plan.min_blocks <= arch.shared_per_sm
 
 
 def test_a_cubin_is_the_same_every_time(compiled):

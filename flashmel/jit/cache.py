@@ -38,7 +38,7 @@ def store(folder: Path, key: str, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
         warnings.warn(
-            f"the compiled kernel could not be stored in {folder} ({error.strerror or error}); it will be compiled again in the next "
-            "process. Set FLASHMEL_CACHE_DIR to a folder that can be written.",
+            f"the compiled kernel could not be stored in {folder} ({error.strerror or error}); it will be compiled again in the "
+            "next process. Set FLASHMEL_CACHE_DIR to a folder that can be written.",
             stacklevel=2,
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 from .. import environment
 from . import cache, compiler
-from ..plan import launch_grid
 from .source import Specialisation, config_header, kernel_sources
 
 
@@ -58,16 +57,24 @@ class Kernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", self._function, attribute, s.plan.shared_bytes)
 
-    def launch(self, params: LaunchParams, stream: int) -> None:
-        """Launch on a stream of the kernel's device, which must be current.
+    def launch(self, params: LaunchParams, grid: tuple[int, int, int], stream: int) -> None:
+        """Launch ``grid`` blocks on a stream of the kernel's device, which must be current.
 
         Raises:
             DriverError: the launch was refused.
         """
-        grid = launch_grid(self._plan, params.frames, params.rows)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._call(
-            "cuLaunchKernel", self._function, *grid, self._plan.threads, 1, 1, self._plan.shared_bytes, stream, ctypes.addressof(arguments), 0
+            "cuLaunchKernel",
+            self._function,
+            *grid,
+            self._plan.threads,
+            1,
+            1,
+            self._plan.shared_bytes,
+            stream,
+            ctypes.addressof(arguments),
+            0,
         )
 
     def _call(self, name: str, *arguments: Any) -> Any:

@@ -52,8 +52,9 @@ def config_header(s: Specialisation) -> str:
         **factor_offsets(plan),
     }
     (input_type, input_header), (output_type, output_header) = _TYPES[s.input_type], _TYPES[s.output_type]
-    lines = ["#pragma once", *(f"#include <{header}>" for header in sorted({input_header, output_header} - {None}))]
+    lines = ["#pragma once", *sorted({f"#include <{header}>" for header in (input_header, output_header) if header})]
     lines += ["struct Config {", f"  using Input = {input_type};", f"  using Output = {output_type};"]
     lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
-    lines += [f"  static constexpr float power = {float(spec.power).hex()}f;", f"  static constexpr PadMode pad_mode = PadMode::{spec.pad_mode};"]
+    lines += [f"  static constexpr float power = {float(spec.power).hex()}f;"]
+    lines += [f"  static constexpr PadMode pad_mode = PadMode::{spec.pad_mode};"]
     return "\n".join([*lines, "};", ""])

@@ -53,11 +53,11 @@ def _nvrtc_version() -> str:
     try:
         from cuda.bindings import nvrtc
 
-        error, major, minor = nvrtc.nvrtcVersion()
+        status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # whatever a broken or partial installation raises
         raise ToolchainError(f"NVRTC cannot be loaded ({error}): pip install 'cuda-python>=13,<14' nvidia-cuda-nvrtc") from error
-    if int(error) != 0:
-        raise ToolchainError(f"nvrtcVersion failed: {error.name}")
+    if int(status) != 0:
+        raise ToolchainError(f"nvrtcVersion failed: {status.name}")
     return f"{major}.{minor}"
 
 
