@@ -1,9 +1,10 @@
 """The CUDA kernel's own source, compiled for the CPU (tests/emulator): its arithmetic without a GPU.
 
-With ``FLASHMEL_EMULATOR_FLAGS=-fsanitize=thread`` (and libtsan preloaded) a missing barrier is reported as a data race.
+With ``EMULATOR_FLAGS="-g -fsanitize=thread" LD_PRELOAD=libtsan.so`` a missing barrier is reported as a data race.
 """
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,6 +45,7 @@ def build(s: Specialisation, folder: Path) -> ctypes.CDLL:
     for name, text in {**kernel_sources(), "config.h": config_header(s)}.items():
         (folder / name).write_text(text)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-I", HERE / "emulator", "-I", folder]
+    command += os.environ.get("EMULATOR_FLAGS", "").split()
     subprocess.run([*command, HERE / "emulator" / "emulator.cpp", "-o", folder / "kernel.so"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 
