@@ -85,6 +85,11 @@ class LaunchPlan:
         """Threads that work on one frame's transform."""
         return self.threads // self.frames_per_block
 
+    @property
+    def bin_slices(self) -> int:
+        """Lanes over which the projection spreads the bins of a filter."""
+        return _bin_slices(self.frames_per_block)
+
 
 def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None = None) -> LaunchPlan:
     """The plan for a transform on an architecture.
@@ -191,6 +196,11 @@ def _threads_per_frame(m: int, r1: int, r3: int, held: int) -> int:
     return max(-(-columns // (held // r1)), -(-pairs // (held // (2 * r3))))
 
 
+def _bin_slices(frames: int) -> int:
+    """Eight lanes project a filter, each up to four of the tile's frames; the rest of them divide its bins."""
+    return 8 * min(frames, 4) // frames
+
+
 def _odd_multiple(at_least: int, unit: int) -> int:
     """The smallest odd multiple of ``unit`` (a power of two) that is at least ``at_least``."""
     multiple = -(-at_least // unit)
@@ -220,7 +230,7 @@ def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int)
     row_stride = row + 1 - row % 2
     if 8 * frames * exchange(row_stride) > arch.shared_per_block:
         row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
-    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * (m + 1))
+    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * (m + 2 * _bin_slices(frames)))
 
     threads = -(-factors.threads_per_frame * frames // 32) * 32
     min_blocks = min(

@@ -31,7 +31,7 @@ class KernelTables:
     """What the kernel reads beside the samples: see ``Params`` in kernel/kernel.cu."""
 
     factors: np.ndarray  # float32 (entries, 4): window, twiddles, separation, at the offsets of factor_offsets
-    filters: np.ndarray  # int32 (n_mels, 4): first bin, number of bins, place of the first weight, 0
+    filters: np.ndarray  # int32 (n_mels, 4): first bin, rounds of 2 * bin_slices bins, place of the first weight, 0
     weights: np.ndarray  # float32 (n,)
 
 
@@ -76,12 +76,12 @@ def factor_offsets(plan: LaunchPlan) -> dict[str, int]:
 
 def kernel_tables(plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndarray, fb: np.ndarray) -> KernelTables:
     """Tables of a plan, for a window (at most n_fft samples) and a filterbank (n_freqs, n_mels) of any shape of filter."""
-    m, columns = n_fft // 2, plan.r2 * plan.r3
+    half, columns = n_fft // 2, plan.r2 * plan.r3
     # The kernel's separation of the half-size transform gives 2 X.
     pairs = padded_window(window, n_fft) * (0.5 * window_scale(window, n_fft, normalized))
     parts = [
         _by_pairs((pairs[0::2] + 1j * pairs[1::2]).reshape(plan.r1, columns)),
-        _by_pairs(_unit(np.outer(np.arange(plan.r1), np.arange(columns)), m)),
+        _by_pairs(_unit(np.outer(np.arange(plan.r1), np.arange(columns)), half)),
     ]
     if plan.r2 > 1:
         parts.append(_by_pairs(_unit(np.outer(np.arange(plan.r2), np.arange(plan.r3)), columns)))
@@ -91,11 +91,18 @@ def kernel_tables(plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndar
     used = nonzero.any(axis=0)
     first = np.where(used, nonzero.argmax(axis=0), 0)
     count = np.where(used, fb.shape[0] - nonzero[::-1].argmax(axis=0) - first, 0)
-    place = np.cumsum(count) - count
-    filters = np.stack([first, count, place, np.zeros_like(first)], axis=1)
-    weights = [fb[f : f + c, i] for i, (f, c) in enumerate(zip(first, count, strict=True))]
+    # In a round each of the slices' lanes takes two bins, bin_slices apart: its two weights lie side by side.
+    slices = plan.bin_slices
+    rounds = -(-count // (2 * slices))
+    weights = []
+    for m, (begin, bins) in enumerate(zip(first, count, strict=True)):
+        padded = np.zeros(rounds[m] * 2 * slices)
+        padded[:bins] = fb[begin : begin + bins, m]
+        weights.append(padded.reshape(-1, 2, slices).swapaxes(1, 2).ravel())
+    place = 2 * slices * (np.cumsum(rounds) - rounds)
+    filters = np.stack([first, rounds, place, np.zeros_like(first)], axis=1)
     return KernelTables(
         np.ascontiguousarray(np.concatenate(parts), dtype=np.float32),
         np.ascontiguousarray(filters, dtype=np.int32),
-        np.concatenate([*weights, np.zeros(1)]).astype(np.float32),  # never empty
+        np.concatenate([*weights, np.zeros(2)]).astype(np.float32),  # never empty
     )

@@ -49,6 +49,7 @@ def config_header(s: Specialisation) -> str:
         "pad": spec.pad,
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         "threads_per_frame": plan.threads_per_frame,
+        "bin_slices": plan.bin_slices,
         **factor_offsets(plan),
     }
     (input_type, input_header), (output_type, output_header) = _TYPES[s.input_type], _TYPES[s.output_type]

@@ -144,6 +144,10 @@ __device__ inline void separate_rows(float* power, const Complex* a, const Compl
       separate<Config>(power, rows / 2 + rows * q, b[q], b[radix - 1 - q], w);
     }
   }
+  if constexpr (self) {  // the zero bins behind the last
+#pragma unroll
+    for (int bin = m + 1; bin < m + 2 * Config::bin_slices; ++bin) power[bin * Config::frames_per_block] = 0.0f;
+  }
   if constexpr (self && m % 2 == 0) {  // bin m / 2 is its own partner
     const Complex z = radix % 2 == 0 ? a[radix / 2] : b[radix / 2];
     power[m / 2 * Config::frames_per_block] = raise<Config>(4.0f * (z.x * z.x + z.y * z.y));

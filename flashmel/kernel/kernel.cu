@@ -8,8 +8,8 @@ struct Params {
   const void* waveform;   // (rows, n_samples), rows row_stride samples apart
   void* mel;              // (rows, n_mels, frames), contiguous
   const float4* tables;   // window, twiddle and separation factors: tables.py, kernel_tables
-  const int4* filters;    // (n_mels,): first bin, number of bins, place of the first weight
-  const float* weights;   // of all filters, one after another
+  const int4* filters;    // (n_mels,): first bin, rounds, place of the first weight
+  const float* weights;   // of all filters, one after another, in the order of project.cuh's reads
   long long n_samples, row_stride, frames, rows;
   int n_mels;
 };

@@ -1,6 +1,7 @@
 // Stage 3: mel filters times powers. Eight lanes of a warp share a filter, so a warp takes four neighbouring filters, of
 // much the same length, at a time. A lane takes up to four frames (one 16-byte read for each bin); where the tile has
-// fewer than 32 frames, the lanes left over take every second, fourth or eighth bin.
+// fewer than 32 frames, the lanes left over take every second, fourth or eighth bin. In a round a lane takes two bins; the
+// host fills each filter up to whole rounds with zero weights, and the powers end in as many zero bins.
 #pragma once
 
 template <class Config>
@@ -9,7 +10,7 @@ struct Projection {
   static constexpr int frames_per_lane = frames < 4 ? frames : 4;
   static constexpr int groups = frames / frames_per_lane;  // of frames
   static constexpr int lanes = 8;                          // a filter
-  static constexpr int slices = lanes / groups;            // of a filter's bins
+  static constexpr int slices = Config::bin_slices;        // lanes / groups: of a filter's bins
   static constexpr int step = Config::threads / lanes;     // filters at a time in the block
 
   // Powers are stored bin by bin, the frames of a bin in this order: a lane's frames side by side, and the lanes of a
@@ -34,15 +35,15 @@ __device__ inline void project(const Params& params, const float* powers) {
   // Every lane goes round as often as the warp's first: the shuffles need all of them.
   for (; m / 4 * 4 < params.n_mels; m += P::step, mel += P::step * params.frames) {
     const bool exists = m < params.n_mels;
-    const int4 filter = exists ? params.filters[m] : make_int4(0, 0, 0, 0);  // first bin, number of bins, first weight
-    const float* weights = params.weights + filter.z;
+    const int4 filter = exists ? params.filters[m] : make_int4(0, 0, 0, 0);  // first bin, rounds, first weight
+    const float2* weights = reinterpret_cast<const float2*>(params.weights + filter.z) + slice;
+    const Powers* bin = power + (filter.x + slice) * P::groups;
     float sum[P::frames_per_lane] = {};
-#pragma unroll 2
-    for (int i = slice; i < filter.y; i += P::slices) {
-      const float weight = weights[i];
-      const Powers bin = power[(filter.x + i) * P::groups];
+    for (int round = 0; round < filter.y; ++round, weights += P::slices, bin += 2 * P::lanes) {
+      const float2 weight = *weights;
+      const Powers a = bin[0], b = bin[P::lanes];
 #pragma unroll
-      for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += weight * bin.of_frame[v];
+      for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += weight.x * a.of_frame[v] + weight.y * b.of_frame[v];
     }
 #pragma unroll
     for (int v = 0; v < P::frames_per_lane; ++v) {
