@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """``FLASHMEL_CACHE_DIR``, or ``flashmel`` in the user's cache folder."""
+    """``FLASHMEL_CACHE_DIR``, or ``flashmel`` in the user's cache folder; "~" that no home is known for stays as it is."""
     if override := os.environ.get("FLASHMEL_CACHE_DIR"):
-        return Path(override)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "flashmel"
+        return Path(os.path.expanduser(override))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashmel"
 
 
 def frames_per_block() -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,7 +16,7 @@ from .jit import toolchain
 from .jit.compiler import CompileError
 from .jit.driver import DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
-from .plan import LaunchPlan, UnsupportedError, architecture, launch_grid, make_plan
+from .plan import Architecture, LaunchPlan, UnsupportedError, architecture, launch_grid, make_plan
 from .spec import StftSpec
 from .tables import kernel_tables
 
@@ -39,6 +41,7 @@ class _Tables(NamedTuple):
 _lock = threading.RLock()  # one thread prepares; the others wait for what it makes
 _prepared: dict[tuple, _Prepared | UnavailableError] = {}
 _tables: dict[tuple, _Tables] = {}
+_captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
 
 
 def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
@@ -63,8 +66,12 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         return out
 
     with torch.cuda.device(waveform.device):
-        plan, kernel = _prepare(spec, waveform.device.index, _name(rows.dtype), _name(out.dtype))
+        device = waveform.device.index
+        few_tiles = _has_few_tiles(spec, device, frames * n_rows)
+        plan, kernel = _prepare(spec, device, _name(rows.dtype), _name(out.dtype), few_tiles)
         tables = _tables_of(window, fb, spec, plan)
+        if torch.cuda.is_current_stream_capturing():
+            _captured[id(tables)] = tables
         try:
             grid = launch_grid(plan, frames, n_rows)
         except UnsupportedError as error:
@@ -81,7 +88,7 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
             n_rows,
             n_mels,
         )
-        kernel.launch(params, grid, torch._C._cuda_getCurrentRawStream(waveform.device.index))
+        kernel.launch(params, grid, torch._C._cuda_getCurrentRawStream(device))
     return out
 
 
@@ -112,8 +119,24 @@ def _refuse_in_capture(what: str) -> None:
         )
 
 
-def _prepare(spec: StftSpec, device: int, input_type: str, output_type: str) -> _Prepared:
-    key = (spec, device, input_type, output_type)
+@cache
+def _device(ordinal: int) -> tuple[Architecture, int]:
+    """Architecture and number of multiprocessors."""
+    properties = torch.cuda.get_device_properties(ordinal)
+    return architecture(properties.major, properties.minor), properties.multi_processor_count
+
+
+def _has_few_tiles(spec: StftSpec, device: int, frames: int) -> bool:
+    """Whether the plan for large batches would not give every multiprocessor a tile."""
+    try:
+        arch, multiprocessors = _device(device)
+        return frames < multiprocessors * make_plan(spec, arch).frames_per_block
+    except UnsupportedError as error:
+        raise UnavailableError(str(error)) from None
+
+
+def _prepare(spec: StftSpec, device: int, input_type: str, output_type: str, few_tiles: bool) -> _Prepared:
+    key = (spec, device, input_type, output_type, few_tiles)
     found = _prepared.get(key)
     if found is None:
         with _lock:
@@ -121,9 +144,9 @@ def _prepare(spec: StftSpec, device: int, input_type: str, output_type: str) -> 
             if found is None:
                 _refuse_in_capture("the kernel")
                 try:
-                    arch = architecture(*torch.cuda.get_device_capability(device))
-                    plan = make_plan(spec, arch, environment.frames_per_block())
-                    found = _Prepared(plan, Kernel(Specialisation(spec, plan, arch, input_type, output_type)))
+                    arch, _ = _device(device)
+                    plan = make_plan(spec, arch, environment.frames_per_block(), few_tiles)
+                    found = _Prepared(plan, Kernel(Specialisation(spec, plan, arch, input_type, output_type), device))
                 except (UnsupportedError, toolchain.ToolchainError, CompileError, DriverError) as error:
                     found = UnavailableError(str(error))
                 _prepared[key] = found
@@ -135,8 +158,9 @@ def _prepare(spec: StftSpec, device: int, input_type: str, output_type: str) -> 
 def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> _Tables:
     """The kernel's tables for what window and fb hold now.
 
-    An entry belongs to the two tensors' memory and is read again when autograd's version counters say that they changed.
-    (Writing through ``.data`` does not count up; assigning a new tensor is seen.)
+    An entry belongs to the two tensors' memory and is made again when autograd's version counters say that they changed.
+    (Writing through ``.data`` does not count up; assigning a new tensor is seen.) A captured CUDA graph keeps the tables
+    that it was captured with.
     """
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
         return _build_tables((0, 0), window, fb, spec, plan)
@@ -145,9 +169,11 @@ def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> 
     found = _tables.get(key)
     if found is None or found.versions != versions:
         with _lock:
+            new = _build_tables(versions, window, fb, spec, plan)
+            torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
             for stale in [k for k, t in _tables.items() if any(owner.expired() for owner in t.owners)]:
                 del _tables[stale]
-            found = _tables[key] = _build_tables(versions, window, fb, spec, plan)
+            found = _tables[key] = new
     return found
 
 
@@ -161,5 +187,10 @@ def _build_tables(versions: tuple[int, int], window: Tensor, fb: Tensor, spec: S
     window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
     host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values)
     owners = StorageWeakRef(window.untyped_storage()), StorageWeakRef(fb.untyped_storage())
-    factors, filters, weights = (torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters, host.weights))
-    return _Tables(versions, owners, factors, filters, weights)
+
+    def upload() -> list[Tensor]:
+        return [torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters, host.weights)]
+
+    # In a thread of its own: memory pools of CUDA graphs are bound to a thread and its stream, and these outlive any.
+    with ThreadPoolExecutor(1) as thread:
+        return _Tables(versions, owners, *thread.submit(upload).result())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .spec import StftSpec
 
@@ -91,13 +92,15 @@ class LaunchPlan:
         return _bin_slices(self.frames_per_block)
 
 
-def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None = None) -> LaunchPlan:
+@lru_cache(maxsize=1024)
+def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None = None, few_tiles: bool = False) -> LaunchPlan:
     """The plan for a transform on an architecture.
 
     Args:
         spec: the transform.
         arch: the GPU.
         frames_per_block: a power of two up to 32 to use instead of the chosen one.
+        few_tiles: plan for the time of one block, not of many: for launches that leave multiprocessors idle.
 
     Raises:
         UnsupportedError: no plan exists; the message says why.
@@ -106,6 +109,8 @@ def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None =
     n_fft = spec.n_fft
     if n_fft % 2 or not MIN_N_FFT <= n_fft <= MAX_N_FFT:
         raise UnsupportedError(f"the fused kernel covers even n_fft from {MIN_N_FFT} to {MAX_N_FFT}, not {n_fft}")
+    if max(spec.hop_length, abs(spec.pad)) >= 2**31:
+        raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
     factors = _factorise(n_fft // 2)
     if factors is None:
         largest, _ = _HELD_AND_REGISTERS[-1]
@@ -122,12 +127,16 @@ def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None =
                 f"memory, of {MAX_THREADS} and {arch.shared_per_block}"
             )
         return plan
+    if few_tiles:  # twice the threads halve the time of all but the transform itself
+        factors = replace(factors, threads_per_frame=2 * factors.threads_per_frame)
     plans = [_lay_out(spec, arch, factors, frames) for frames in _FRAMES_PER_BLOCK]
     fitting = [plan for plan in plans if _fits(plan, arch)]
     if not fitting:
         raise UnsupportedError(
             f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}"
         )
+    if few_tiles:
+        return fitting[0]
     # As many frames in flight on an SM as possible; of equals the largest tile, which loads the fewest samples twice.
     return max(fitting, key=lambda plan: (plan.min_blocks * plan.frames_per_block, plan.frames_per_block))
 
@@ -175,6 +184,7 @@ class _Factors:
         return self.threads_per_frame * (passes(m // self.r1, self.r1) + middle + passes((m // self.r3 + 1) // 2, self.r3, times=2))
 
 
+@lru_cache(maxsize=1024)
 def _factorise(m: int) -> _Factors | None:
     """The cheapest factorisation of ``m`` among those that need the fewest registers."""
     for held, registers in _HELD_AND_REGISTERS:
@@ -216,10 +226,10 @@ def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int)
     r1, r2, r3 = factors.r1, factors.r2, factors.r3
     hop, m = spec.hop_length, spec.n_fft // 2
     side_by_side = max(1, 16 // frames)
-    skew = 0 if hop % 2 or frames == 1 else 2 * _odd_multiple(hop // 2, side_by_side) - hop
-    sample_stride = hop + skew
-    span = (frames - 1) * hop + spec.n_fft
-    samples = 4 * (span + (span - 1) // hop * skew)
+    pitch = min(hop, spec.n_fft)  # of frames in shared memory: gaps between them are not loaded
+    skew = 0 if pitch % 2 or frames == 1 else 2 * _odd_multiple(pitch // 2, side_by_side) - pitch
+    sample_stride = pitch + skew
+    samples = 4 * ((frames - 1) * sample_stride + spec.n_fft + (spec.n_fft - 1) // pitch * skew)
 
     row = r2 * r3
 

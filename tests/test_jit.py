@@ -219,8 +219,8 @@ def test_the_second_time_comes_from_disk(own_cache, compilations):
     assert [driver.cubin(specialise()) for _ in range(3)] == [b"cubin 1"] * 3 and compilations == ["sm_90"]
     # What differs per call or is not in the kernel makes no other kernel; what is in it does.
     assert driver.cubin(specialise(win_length=320, normalized="window")) == b"cubin 1"
-    others = [specialise("int16"), specialise(output_type="float16"), specialise(power=1.0), specialise(pad=1), specialise(hop_length=161)]
-    others += [specialise(center=False), specialise(pad_mode="constant")]
+    changes = ({"power": 1.0}, {"pad": 1}, {"hop_length": 161}, {"center": False}, {"pad_mode": "constant"})
+    others = [specialise("int16"), specialise(output_type="float16"), *(specialise(**kwargs) for kwargs in changes)]
     assert len({driver.cubin(s) for s in others}) == len(others) == len(compilations) - 1
     assert len(names(own_cache)) == len(compilations)
 
@@ -330,7 +330,8 @@ def test_describe(own_cache):
     def row():
         return dict(toolchain.describe())["kernel cache"]
 
-    assert [name for name, _ in toolchain.describe()] == ["NVRTC", *(package for _, _, package in toolchain._HEADERS), "kernel cache"]
+    packages = [package for _, _, package in toolchain._HEADERS]
+    assert [name for name, _ in toolchain.describe()] == ["NVRTC", *packages, "kernel cache"]
     assert row() == f"{own_cache}: 0 kernels, 0 KiB" and not own_cache.exists()
     cache.store(own_cache, KEY, bytes(2048 - hashlib.sha256().digest_size))
     assert row() == f"{own_cache}: 1 kernels, 2 KiB"
@@ -341,8 +342,9 @@ def test_compile_error_carries_log_configuration_and_versions():
         tools = toolchain.find()
     except toolchain.ToolchainError as error:
         pytest.skip(f"no compiler: {error}")
+    sources = {"kernel.cu": '#include "config.h"\nint x = undeclared_name;\n', "config.h": "// the config\n"}
     with pytest.raises(compiler.CompileError) as caught:
-        compiler.compile_cubin({"kernel.cu": '#include "config.h"\nint x = undeclared_name;\n', "config.h": "// the config\n"}, "sm_90")
+        compiler.compile_cubin(sources, "sm_90")
     message = str(caught.value)
     for part in ("NVRTC_ERROR_COMPILATION", "sm_90", "undeclared_name", "kernel.cu(2)", "// the config", f"NVRTC {tools.nvrtc}"):
         assert part in message

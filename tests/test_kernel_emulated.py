@@ -37,6 +37,7 @@ CASES = {
     "odd-rows": (StftSpec(450, 450, 90), 1, 3000, 90),
     "sm75": (StftSpec(400, 400, 160), 1, 4000, 75),
     "one-frame-tiles": (StftSpec(8192, 8192, 2048), 1, 9000, 75),
+    "few-tiles": (StftSpec(400, 400, 160), 1, 2000, 90),
     "huge": (StftSpec(16384, 16384, 4096), 1, 17000, 90),
 }
 
@@ -54,7 +55,7 @@ def build(s: Specialisation, folder: Path) -> ctypes.CDLL:
 def test_kernel_source_against_the_plain_path(name, tmp_path):
     spec, rows, n_samples, compute = CASES[name]
     arch = architecture(*divmod(compute, 10))
-    plan = make_plan(spec, arch)
+    plan = make_plan(spec, arch, few_tiles=name == "few-tiles")
     generator = torch.Generator().manual_seed(len(name))
     waveform = torch.randn(rows, n_samples + 3, generator=generator)[:, :n_samples]  # rows a stride apart
     window = torch.hann_window(spec.win_length)

@@ -10,6 +10,7 @@ from . import toolchain
 _OPTIONS = (
     "--std=c++17",
     "-default-device",
+    "--prec-sqrt=false",  # power 1 to 1 ulp instead of half an ulp, without a slow path that costs registers
     "-DCUFFTDX_USE_SEPARATE_TWIDDLES",  # else the cubin carries twiddle tables of every size: 2.4 MB
     "-DCUFFTDX_DISABLE_CUTLASS_DEPENDENCY",  # headers we do not use: a third of the compile time
     "-DCUFFTDX_DETAIL_MANUAL_IMPL_FILTER",  # with the next: only the float32 transforms

@@ -40,9 +40,9 @@ def cubin(s: Specialisation) -> bytes:
 
 
 class Kernel:
-    """A loaded kernel. Made in, and only good for, the CUDA context that is current."""
+    """A kernel loaded on a device (its ordinal, as the driver and torch count)."""
 
-    def __init__(self, s: Specialisation) -> None:
+    def __init__(self, s: Specialisation, device: int) -> None:
         """
         Raises:
             ToolchainError, CompileError: see compiler.py.
@@ -51,6 +51,8 @@ class Kernel:
         from cuda.bindings import driver
 
         self._driver = driver
+        self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
+        self._make_current()
         self._plan = s.plan
         self._module = self._call("cuModuleLoadData", cubin(s))
         self._function = self._call("cuModuleGetFunction", self._module, b"mel_spectrogram")
@@ -58,11 +60,12 @@ class Kernel:
         self._call("cuFuncSetAttribute", self._function, attribute, s.plan.shared_bytes)
 
     def launch(self, params: LaunchParams, grid: tuple[int, int, int], stream: int) -> None:
-        """Launch ``grid`` blocks on a stream of the kernel's device, which must be current.
+        """Launch ``grid`` blocks on a stream of the kernel's device.
 
         Raises:
             DriverError: the launch was refused.
         """
+        self._make_current()
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._call(
             "cuLaunchKernel",
@@ -76,6 +79,11 @@ class Kernel:
             ctypes.addressof(arguments),
             0,
         )
+
+    def _make_current(self) -> None:
+        # A fresh thread has no context until it makes a CUDA call that needs one, and torch's cached memory may need none.
+        if int(self._call("cuCtxGetCurrent")) != int(self._context):
+            self._call("cuCtxSetCurrent", self._context)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         status, *values = getattr(self._driver, name)(*arguments)

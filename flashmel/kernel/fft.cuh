@@ -20,6 +20,11 @@ __device__ inline void transform(Complex* a) {
   if constexpr (size > 1) Transform<size>().execute(a);
 }
 
+template <class Config>
+__device__ inline int thread_of_frame() {
+  return threadIdx.x / Config::frames_per_block;
+}
+
 // One of the pair of complex numbers that a table entry holds.
 __device__ inline float2 half_of(float4 entry, int which) {
   return which == 0 ? make_float2(entry.x, entry.y) : make_float2(entry.z, entry.w);
@@ -51,16 +56,32 @@ __device__ inline float raise(float squared) {
 template <class Config>
 __device__ inline int staged_pair(int c, int j) {
   constexpr int step = 2 * (Config::n_fft / 2 / Config::r1);
-  if constexpr (Config::hop_length % step == 0) return 2 * c + staged<Config>(step * j);  // no skew boundary inside a step
-  return staged<Config>(2 * c + step * j);
+  if constexpr (Stage<Config>::pitch % step == 0) return 2 * c + Stage<Config>::place(step * j);  // no skew inside a step
+  return Stage<Config>::place(2 * c + step * j);
 }
 
+// The columns of one thread, and their window values: asked for while the block waits for its samples.
 template <class Config>
-__device__ inline void columns(const float4* tables, unsigned char* shared, int frame, int thread) {
-  constexpr int radix = Config::r1, count = Config::n_fft / 2 / radix;
-  constexpr int items = (count + Config::threads_per_frame - 1) / Config::threads_per_frame;
+struct Columns {
+  static constexpr int radix = Config::r1, count = Config::n_fft / 2 / radix;
+  static constexpr int items = (count + Config::threads_per_frame - 1) / Config::threads_per_frame;
+  float4 window[items][(radix + 1) / 2];
+
+  __device__ explicit Columns(const float4* tables) {
+#pragma unroll
+    for (int item = 0; item < items; ++item) {
+      const int c = thread_of_frame<Config>() + item * Config::threads_per_frame;
+      if (c >= count) break;
+#pragma unroll
+      for (int j = 0; j < radix; j += 2) window[item][j / 2] = tables[Config::window_table + j / 2 * count + c];
+    }
+  }
+};
+
+template <class Config>
+__device__ inline void columns(const Columns<Config>& mine, const float4* tables, unsigned char* shared, int frame, int thread) {
+  constexpr int radix = Config::r1, count = Columns<Config>::count, items = Columns<Config>::items;
   const float* samples = reinterpret_cast<const float*>(shared) + frame * Config::sample_stride;
-  const float4* window = tables + Config::window_table;
   Complex a[items][radix];
 #pragma unroll
   for (int item = 0; item < items; ++item) {
@@ -68,7 +89,6 @@ __device__ inline void columns(const float4* tables, unsigned char* shared, int 
     if (c >= count) break;
 #pragma unroll
     for (int j = 0; j < radix; j += 2) {
-      const float4 entry = window[j / 2 * count + c];
 #pragma unroll
       for (int h = 0; h < 2 && j + h < radix; ++h) {
         const float* pair = samples + staged_pair<Config>(c, j + h);
@@ -78,7 +98,7 @@ __device__ inline void columns(const float4* tables, unsigned char* shared, int 
         } else {
           x = make_float2(pair[0], pair[1]);
         }
-        const float2 w = half_of(entry, h);
+        const float2 w = half_of(mine.window[item][j / 2], h);
         a[item][j + h].x = x.x * w.x;
         a[item][j + h].y = x.y * w.y;
       }
@@ -194,9 +214,9 @@ __device__ inline void rows(const float4* tables, unsigned char* shared, int fra
 }
 
 template <class Config>
-__device__ inline void fft(const float4* tables, unsigned char* shared) {
-  const int frame = threadIdx.x % Config::frames_per_block, thread = threadIdx.x / Config::frames_per_block;
-  columns<Config>(tables, shared, frame, thread);
+__device__ inline void fft(const Columns<Config>& mine, const float4* tables, unsigned char* shared) {
+  const int frame = threadIdx.x % Config::frames_per_block, thread = thread_of_frame<Config>();
+  columns<Config>(mine, tables, shared, frame, thread);
   __syncthreads();
   if constexpr (Config::r2 > 1) {
     middle<Config>(tables, shared, frame, thread);

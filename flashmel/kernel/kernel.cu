@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(Config::threads, Config::min_blocks
   unsigned char* const shared = reinterpret_cast<unsigned char*>(shared_memory);
   if (block_row() >= params.rows) return;
   load<Config>(params, reinterpret_cast<float*>(shared));
+  const Columns<Config> mine(params.tables);
   __syncthreads();
-  fft<Config>(params.tables, shared);
-  __syncthreads();
+  fft<Config>(mine, params.tables, shared);
   project<Config>(params, reinterpret_cast<const float*>(shared));
 }

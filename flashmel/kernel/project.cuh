@@ -32,10 +32,12 @@ __device__ inline void project(const Params& params, const float* powers) {
   Output* mel = static_cast<Output*>(params.mel) + (block_row() * params.n_mels + m) * params.frames + t;
   const int stored = slice == 0 ? int(min(params.frames - t, (long long)P::frames)) : 0;
 
+  // First bin, rounds, first weight; the first filter's arrive while the block waits for the powers.
+  int4 filter = m < params.n_mels ? params.filters[m] : make_int4(0, 0, 0, 0);
+  __syncthreads();
   // Every lane goes round as often as the warp's first: the shuffles need all of them.
-  for (; m / 4 * 4 < params.n_mels; m += P::step, mel += P::step * params.frames) {
+  while (m / 4 * 4 < params.n_mels) {
     const bool exists = m < params.n_mels;
-    const int4 filter = exists ? params.filters[m] : make_int4(0, 0, 0, 0);  // first bin, rounds, first weight
     const float2* weights = reinterpret_cast<const float2*>(params.weights + filter.z) + slice;
     const Powers* bin = power + (filter.x + slice) * P::groups;
     float sum[P::frames_per_lane] = {};
@@ -51,5 +53,8 @@ __device__ inline void project(const Params& params, const float* powers) {
       for (int offset = P::groups; offset < P::lanes; offset *= 2) sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], offset);
       if (exists && v * P::groups < stored) mel[v * P::groups] = from_float<Output>(sum[v]);
     }
+    m += P::step;
+    mel += P::step * params.frames;
+    filter = m < params.n_mels ? params.filters[m] : make_int4(0, 0, 0, 0);
   }
 }
