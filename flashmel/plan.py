@@ -10,6 +10,7 @@ from .spec import StftSpec
 
 MIN_N_FFT, MAX_N_FFT = 64, 16384
 MAX_THREADS = 512
+_REGISTERS = 65536  # of a multiprocessor
 # Complex values a thread holds, and the registers that its code needs with them, without spills. Measured on an H200: half the
 # registers and twice the threads win at every n_fft whose factors allow it.
 _HELD_AND_REGISTERS = ((20, 64), (32, 96))
@@ -127,18 +128,20 @@ def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None =
                 f"memory, of {MAX_THREADS} and {arch.shared_per_block}"
             )
         return plan
-    if few_tiles:  # twice the threads halve the time of all but the transform itself
-        factors = replace(factors, threads_per_frame=2 * factors.threads_per_frame)
     plans = [_lay_out(spec, arch, factors, frames) for frames in _FRAMES_PER_BLOCK]
     fitting = [plan for plan in plans if _fits(plan, arch)]
     if not fitting:
         raise UnsupportedError(
             f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}"
         )
-    if few_tiles:
-        return fitting[0]
     # As many frames in flight on an SM as possible; of equals the largest tile, which loads the fewest samples twice.
-    return max(fitting, key=lambda plan: (plan.min_blocks * plan.frames_per_block, plan.frames_per_block))
+    plan = max(fitting, key=lambda plan: (plan.min_blocks * plan.frames_per_block, plan.frames_per_block))
+    if few_tiles and 2 * plan.threads * factors.registers <= _REGISTERS:
+        # Twice the threads halve the time of all but the transform. The tile stays, and with it the order of every sum: a
+        # waveform's result is the same bit for bit in any batch.
+        doubled = replace(factors, threads_per_frame=2 * factors.threads_per_frame)
+        return replace(_lay_out(spec, arch, doubled, plan.frames_per_block), min_blocks=1)
+    return plan
 
 
 _FRAMES_PER_BLOCK = (32, 16, 8, 4, 2, 1)
@@ -244,7 +247,7 @@ def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int)
 
     threads = -(-factors.threads_per_frame * frames // 32) * 32
     min_blocks = min(
-        65536 // (threads * factors.registers),
+        _REGISTERS // (threads * factors.registers),
         arch.shared_per_sm // (shared_bytes + _KIB),
         arch.threads_per_sm // threads,
         32 if arch.compute not in (75, 86, 89) else 16,

@@ -67,6 +67,17 @@ def test_every_size_has_a_plan_or_a_reason(compute):
 
 @any_architecture
 @pytest.mark.parametrize("n_fft", [64, 100, 400, 882, 1024, 4096, 16384])
+def test_few_tiles_keep_the_order_of_sums(n_fft, compute):
+    """A waveform's result must not depend on its batch: both plans have the same factors, tiles and slices of filters."""
+    arch, spec = ARCHITECTURES[compute], spec_of(n_fft)
+    many, few = make_plan(spec, arch), make_plan(spec, arch, few_tiles=True)
+    for name in ("r1", "r2", "r3", "frames_per_block", "bin_slices"):
+        assert getattr(many, name) == getattr(few, name)
+    assert few.threads in (many.threads, 2 * many.threads) and few.threads <= 1024
+
+
+@any_architecture
+@pytest.mark.parametrize("n_fft", [64, 100, 400, 882, 1024, 4096, 16384])
 def test_every_hop(n_fft, compute):
     arch = ARCHITECTURES[compute]
     for hop in [*range(1, 70), *range(70, 2 * n_fft, 61), n_fft - 1, n_fft, n_fft + 1, 10 * n_fft, 10**6, 2**31 - 1]:
