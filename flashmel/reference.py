@@ -109,20 +109,22 @@ def _bins(padded: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -
         # The derivatives of pow at 0 are infinite below an exponent of 1 (and the second below 2): silence takes no part in it.
         silent = energy == 0
         energy = energy.masked_fill(silent, 1.0).pow(spec.power / 2).masked_fill(silent, 0.0)
-    return energy if bank is None else energy @ bank
+    return energy if bank is None else _projected(energy, bank)
+
+
+def _projected(energy: Tensor, bank: Tensor) -> Tensor:
+    if energy.device.type == "cpu" and not is_differentiated(energy, bank):
+        # A product for each row: how one rounds depends on its shape, and a row must not depend on its batch.
+        return torch.stack([row @ bank for row in energy])
+    return energy @ bank
 
 
 def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -> None:
-    """Write the result into ``out`` piece by piece.
-
-    On a CPU a piece is of one row, so that every product has the same shape whatever the batch: how a matrix product
-    rounds depends on its shape.
-    """
+    """Write the result into ``out`` piece by piece: several short rows, or a part of one."""
     (n_rows, n_samples), n_frames = rows.shape, out.shape[-1]
-    on_cpu = rows.device.type == "cpu"
-    budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
+    budget = max(1, (_PIECE_CPU if rows.device.type == "cpu" else _PIECE_DEVICE) // spec.n_fft)  # in frames
     chunk = min(n_frames, budget)
-    group = 1 if on_cpu else budget // chunk
+    group = budget // chunk
     if chunk == n_frames and n_samples <= n_frames * spec.n_fft:  # a row is one piece: padding all of it takes fewer calls
         for row in range(0, n_rows, group):
             padded = _padded(_samples(rows[row : row + group], window.dtype), spec)

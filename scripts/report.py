@@ -52,9 +52,11 @@ def _size(entry: Figures) -> str:
     return f"{entry['batch']} × {entry['samples']}{dtypes}"
 
 
-def _failures(record: Figures) -> list[str]:
+def _notes(record: Figures) -> list[str]:
+    """What the record itself has to say, and which cases failed."""
     # One line, no table characters: an error text is a compiler's log at worst.
-    lines = [f"- {entry['label']} failed: {entry['error'].splitlines()[0][:200]}" for entry in record["cases"] if "error" in entry]
+    lines = [f"- {note}" for note in record.get("notes", [])]
+    lines += [f"- {entry['label']} failed: {entry['error'].splitlines()[0][:200]}" for entry in record["cases"] if "error" in entry]
     return ["", *lines] if lines else []
 
 
@@ -67,7 +69,8 @@ def _heading(record: Figures, name: str, details: Sequence[str]) -> list[str]:
 
 def gpu_section(record: Figures) -> str:
     machine, against = record["machine"], record.get("against")
-    details = [f"{machine['sm_count']} SMs", f"copy bandwidth {record['copy_gb_per_s']:.0f} GB/s"]
+    details = [f"{machine['sm_count']} SMs"]
+    details += [f"copy bandwidth {record['copy_gb_per_s']:.0f} GB/s"] if "copy_gb_per_s" in record else []
     details += [f"driver {machine['driver']}"] if machine["driver"] else []
     other = f"flashmel {against['version']} µs" if against and against.get("version") else None
     speed: list[Sequence[str]] = []
@@ -79,7 +82,8 @@ def gpu_section(record: Figures) -> str:
         row += [_us(entry.get("against", {}).get("gpu_us"))] if other else []
         speed.append([*row, _us(entry.get("floor_us")), _ratio(time_us, entry.get("floor_us"))])
         row = [entry["label"], _us(own.get("host_us")), _us(ta.get("host_us")), _mib(own.get("extra_bytes"))]
-        rest.append([*row, _mib(ta.get("extra_bytes")), _error(own.get("peak_error")), _error(ta.get("peak_error"))])
+        row += [_mib(ta.get("extra_bytes")), _error(own.get("tolerance_fraction"))]
+        rest.append([*row, _error(own.get("peak_error")), _error(ta.get("peak_error"))])
     header = [
         "case",
         "batch × samples",
@@ -91,17 +95,18 @@ def gpu_section(record: Figures) -> str:
         "× floor",
     ]
     speed_table = _markdown(header, speed)
-    header = ["case", "host µs", "torchaudio", "extra MiB", "torchaudio", "error", "torchaudio"]
+    header = ["case", "host µs", "torchaudio", "extra MiB", "torchaudio", "difference", "error", "torchaudio"]
     speed_note = (
         "GPU time of one call: CUDA-graph replays, without launch gaps, inputs rotated beyond the L2 cache. Floor: a copy of as "
         "many bytes as input and output, at the copy bandwidth of the same run."
     )
     rest_note = (
-        "Host: how long one eager call keeps the Python thread. Extra: peak memory beyond input and output. Error: largest, "
-        "against float64, relative to the frame's own peak."
+        "Host: how long one eager call keeps the Python thread. Extra: peak memory beyond input and output. Difference: largest, "
+        "from torchaudio, as a fraction of the tolerance (1e-4 + 1e-4·|value|; 1e-2 for half outputs). Error: largest, against "
+        "float64 on the same tables, relative to the frame's own peak."
     )
     tables = [speed_table, "", speed_note, "", _markdown(header, rest), "", rest_note]
-    return "\n".join([*_heading(record, machine["gpu"], details), *tables, *_failures(record)])
+    return "\n".join([*_heading(record, machine["gpu"], details), *tables, *_notes(record)])
 
 
 def cpu_section(record: Figures) -> str:
@@ -115,7 +120,7 @@ def cpu_section(record: Figures) -> str:
         rows.append([*row, _mib(own.get("extra_bytes")), _mib(ta.get("extra_bytes")), _error(own.get("peak_error"))])
     note = "Wall time of one call, both libraries taking turns, the median. Extra: peak resident memory beyond input and output."
     details = [f"{machine['cores']} cores", f"{machine['threads']} threads"]
-    return "\n".join([*_heading(record, machine["cpu"], details), _markdown(header, rows), "", note, *_failures(record)])
+    return "\n".join([*_heading(record, machine["cpu"], details), _markdown(header, rows), "", note, *_notes(record)])
 
 
 def report(folder: Path) -> str:
