@@ -400,7 +400,7 @@ def _torchaudio(options: dict[str, Any]) -> tuple[torch.nn.Module | None, str]:
 def _demo(args: argparse.Namespace) -> int:
     import torch
 
-    from . import fused, ops
+    from . import fused
     from .transform import MelSpectrogram
 
     if Path(args.output).suffix.lower() != ".png":
@@ -418,7 +418,7 @@ def _demo(args: argparse.Namespace) -> int:
         begin = time.perf_counter()
         mel = transform(batch).cpu()
         first = time.perf_counter() - begin
-        plain = ops.fused_unavailable_reason(device)
+        plain = fused.unavailable_reason(device)
         if plain is None:  # for the device; whether this configuration runs fused, only running it tells
             try:
                 fused.mel_spectrogram(batch, transform.spectrogram.window, transform.mel_scale.fb, transform.spec, None)
@@ -473,7 +473,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     import torch
 
-    from . import ops
+    from . import fused
     from .jit import toolchain
 
     gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
@@ -489,7 +489,7 @@ def _doctor(args: argparse.Namespace) -> int:
     ]
     targets: list[torch.device | None] = [*gpus] or [None]
     for gpu in targets:
-        reason = ops.fused_unavailable_reason(gpu)
+        reason = fused.unavailable_reason(gpu)
         rows.append(("fused path" + (f", {gpu}" if gpu else ""), "available" if reason is None else f"not available: {reason}"))
     width = max(len(label) for label, _ in rows)
     for label, value in rows:

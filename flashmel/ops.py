@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +51,6 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
     )
 
 
-def fused_unavailable_reason(device: torch.device | None = None) -> str | None:
-    """Why no configuration can run fused on this device; None where the fused path is available."""
-    return fused.unavailable_reason(device)
-
-
 def _check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
     if not isinstance(waveform, Tensor):
         raise TypeError(f"waveform must be a torch.Tensor, got {type(waveform).__name__}: convert an array with torch.from_numpy")
@@ -84,7 +80,7 @@ def _warn_once(message: str) -> None:
         warnings.warn(message, stacklevel=4)
 
 
-def _plain(
+def _arguments(
     waveform: Tensor,
     window: Tensor,
     fb: Tensor,
@@ -96,46 +92,26 @@ def _plain(
     center: bool,
     pad_mode: str,
     dtype: torch.dtype | None = None,
-) -> Tensor:
-    spec = _spec(n_fft, window.shape[0], hop_length, pad, power, normalized, center, pad_mode)
-    return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+) -> tuple[Tensor, Tensor, Tensor, StftSpec, torch.dtype | None]:
+    """The operator's arguments as those of the two paths. The window's own length counts, and may be symbolic here."""
+    return waveform, window, fb, _spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode), dtype
 
 
-def _cuda(
-    waveform: Tensor,
-    window: Tensor,
-    fb: Tensor,
-    n_fft: int,
-    hop_length: int,
-    pad: int,
-    power: float,
-    normalized: str,
-    center: bool,
-    pad_mode: str,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    spec = _spec(n_fft, window.shape[0], hop_length, pad, power, normalized, center, pad_mode)
+def _plain(*operands: Any, **keywords: Any) -> Tensor:
+    return reference.mel_spectrogram(*_arguments(*operands, **keywords))
+
+
+def _cuda(*operands: Any, **keywords: Any) -> Tensor:
+    arguments = _arguments(*operands, **keywords)
     try:
-        return fused.mel_spectrogram(waveform, window, fb, spec, dtype)
+        return fused.mel_spectrogram(*arguments)
     except fused.UnavailableError as reason:
-        _warn_once(f"running in plain torch on {waveform.device}: {reason}")
-        return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+        _warn_once(f"running in plain torch on {arguments[0].device}: {reason}")
+        return reference.mel_spectrogram(*arguments)
 
 
-def _fake(
-    waveform: Tensor,
-    window: Tensor,
-    fb: Tensor,
-    n_fft: int,
-    hop_length: int,
-    pad: int,
-    power: float,
-    normalized: str,
-    center: bool,
-    pad_mode: str,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    spec = _spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode)
+def _fake(*operands: Any, **keywords: Any) -> Tensor:
+    waveform, window, fb, spec, dtype = _arguments(*operands, **keywords)
     frames = spec.frame_count(waveform.shape[-1])
     return waveform.new_empty((*waveform.shape[:-1], fb.shape[1], frames), dtype=dtype or reference.compute_dtype(window))
 

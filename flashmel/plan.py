@@ -28,6 +28,7 @@ class Architecture:
     shared_per_block: int
     shared_per_sm: int
     threads_per_sm: int
+    blocks_per_sm: int
 
     @property
     def name(self) -> str:
@@ -36,19 +37,20 @@ class Architecture:
 
 
 _KIB = 1024
-# Compute capability -> KiB of shared memory a block, an SM; threads an SM. (CUDA C++ Programming Guide, "Compute Capabilities".)
+# Compute capability -> KiB of shared memory a block, an SM; threads, blocks an SM. (CUDA C++ Programming Guide, "Compute
+# Capabilities".)
 _LIMITS = {
-    75: (64, 64, 1024),
-    80: (163, 164, 2048),
-    86: (99, 100, 1536),
-    87: (163, 164, 1536),
-    89: (99, 100, 1536),
-    90: (227, 228, 2048),
-    100: (227, 228, 2048),
-    103: (227, 228, 2048),
-    110: (227, 228, 1536),
-    120: (99, 100, 1536),
-    121: (99, 100, 1536),
+    75: (64, 64, 1024, 16),
+    80: (163, 164, 2048, 32),
+    86: (99, 100, 1536, 16),
+    87: (163, 164, 1536, 16),
+    89: (99, 100, 1536, 24),
+    90: (227, 228, 2048, 32),
+    100: (227, 228, 2048, 32),
+    103: (227, 228, 2048, 32),
+    110: (227, 228, 1536, 24),
+    120: (99, 100, 1536, 24),
+    121: (99, 100, 1536, 24),
 }
 
 
@@ -62,8 +64,8 @@ def architecture(major: int, minor: int) -> Architecture:
     if compute not in _LIMITS:
         known = ", ".join(f"{c // 10}.{c % 10}" for c in _LIMITS)
         raise UnsupportedError(f"compute capability {major}.{minor} is not supported by the fused kernel (it knows {known})")
-    block, sm, threads = _LIMITS[compute]
-    return Architecture(compute, block * _KIB, sm * _KIB, threads)
+    shared_per_block, shared_per_sm, threads, blocks = _LIMITS[compute]
+    return Architecture(compute, shared_per_block * _KIB, shared_per_sm * _KIB, threads, blocks)
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int)
         _REGISTERS // (threads * factors.registers),
         arch.shared_per_sm // (shared_bytes + _KIB),
         arch.threads_per_sm // threads,
-        32 if arch.compute not in (75, 86, 89) else 16,
+        arch.blocks_per_sm,
     )
     return LaunchPlan(
         r1=r1,

@@ -23,8 +23,10 @@ class _Tables(nn.Module):
         super().__init__()
         device = torch.get_default_device() if table.device.type == "cpu" else table.device
         self._unmaterialised = table if device.type == "meta" else None
-        self.register_buffer(name, table.to(device))
+        with torch.inference_mode(False):  # inference tensors do not say when they change
+            self.register_buffer(name, table.to(device).clone())
 
+    @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Tables:
         before = dict(self._buffers)
         super()._apply(fn, recurse)

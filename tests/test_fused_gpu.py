@@ -47,7 +47,7 @@ def check(module, x, limit=None):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """The grid's kernels on all cores: one after another they take two minutes."""
-    assert ops.fused_unavailable_reason() is None
+    assert fused.unavailable_reason() is None
     arch = architecture(*torch.cuda.get_device_capability())
     wanted = [s for s in VARIANTS.values() if s.arch == arch]
     wanted += [replace(s, plan=make_plan(s.spec, arch, few_tiles=True)) for s in wanted]

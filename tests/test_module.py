@@ -431,3 +431,11 @@ def test_repr():
     text = repr(make(sample_rate=22050, power=1.0, norm="slaney", f_max=8000.0))
     for part in ("sample_rate=22050", "n_fft=400", "hop_length=200", "f_max=8000.0", "n_mels=40", "power=1.0", "norm='slaney'"):
         assert part in text
+
+
+def test_built_and_moved_in_inference_mode():
+    """Its buffers are ordinary tensors, whose changes are counted."""
+    with torch.inference_mode():
+        module = make().to(torch.float64).to("cpu")
+    assert not any(buffer.is_inference() for buffer in module.buffers())
+    assert module.spectrogram.window.dtype == torch.float64
