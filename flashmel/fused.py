@@ -115,7 +115,7 @@ def _name(dtype: torch.dtype) -> str:
 def _refuse_in_capture(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"a CUDA graph is being captured and {what} is not ready: call the module once, with these dtypes, before the capture"
+            f"a CUDA graph is being captured and {what} is not ready: call the module once on such an input before the capture"
         )
 
 
