@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import flashmel
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 README = "# Title\n\n<!-- benchmarks:begin -->\nold\n<!-- benchmarks:end -->\n\nafter\n"
 
@@ -118,7 +120,9 @@ def test_a_failing_case_is_recorded_and_the_rest_continue(tmp_path, monkeypatch)
     monkeypatch.setattr(bench, "flashmel_transform", broken)
     monkeypatch.setattr(bench, "worker", lambda *args, **kwargs: {"bytes": 0})
     out = tmp_path / "out.json"
-    assert bench.main(["--device", "cpu", "--quick", "--cases", "small,clip,cpu-clips", "--out", str(out)]) == 1
+    package = str(Path(flashmel.__file__).resolve().parents[1])  # the one that this process has imported
+    arguments = ["--device", "cpu", "--quick", "--cases", "small,clip,cpu-clips", "--package", package, "--out", str(out)]
+    assert bench.main(arguments) == 1
     small, clip, last = json.loads(out.read_text())["cases"]
     assert small["error"] == "ValueError: this one fails"
     assert "times the tolerance" in clip["error"] and clip["flashmel"]["wall_us"] > 0
