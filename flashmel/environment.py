@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 
-def cache_dir() -> Path:
-    """``FLASHMEL_CACHE_DIR``, or ``flashmel`` in the user's cache folder; "~" that no home is known for stays as it is."""
+def cache_dir() -> Path | None:
+    """``FLASHMEL_CACHE_DIR``, or ``flashmel`` in the user's cache folder; None for a user without a home."""
     if override := os.environ.get("FLASHMEL_CACHE_DIR"):
         return Path(os.path.expanduser(override))
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashmel"
+    parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return None if parent.startswith("~") else Path(parent) / "flashmel"
 
 
 def frames_per_block() -> int | None:

@@ -32,10 +32,11 @@ def cubin(s: Specialisation) -> bytes:
     """
     sources = {**kernel_sources(), "config.h": config_header(s)}
     key, folder = compiler.cache_key(sources, s.arch.name), environment.cache_dir()
-    data = cache.load(folder, key)
+    data = cache.load(folder, key) if folder else None
     if data is None:
         data, _ = compiler.compile_cubin(sources, s.arch.name)
-        cache.store(folder, key, data)
+        if folder:
+            cache.store(folder, key, data)
     return data
 
 

@@ -86,6 +86,8 @@ def describe() -> list[tuple[str, str]]:
         except ToolchainError as error:
             rows.append((package, f"missing: {error}"))
     folder = environment.cache_dir()
+    if folder is None:
+        return [*rows, ("kernel cache", "none: this user has no home; set FLASHMEL_CACHE_DIR")]
     entries = [path.stat().st_size for path in folder.glob("*.cubin")] if folder.is_dir() else []
     rows.append(("kernel cache", f"{folder}: {len(entries)} kernels, {sum(entries) / 1024:.0f} KiB"))
     return rows
