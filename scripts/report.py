@@ -43,6 +43,9 @@ def _error(value: float | str | None) -> str:
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, without the columns in which no row has a figure."""
+    kept = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
+    header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
