@@ -169,11 +169,13 @@ def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> 
     found = _tables.get(key)
     if found is None or found.versions != versions:
         with _lock:
-            new = _build_tables(versions, window, fb, spec, plan)
-            torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
-            for stale in [k for k, t in _tables.items() if any(owner.expired() for owner in t.owners)]:
-                del _tables[stale]
-            found = _tables[key] = new
+            found = _tables.get(key)
+            if found is None or found.versions != versions:
+                new = _build_tables(versions, window, fb, spec, plan)
+                torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
+                for stale in [k for k, t in _tables.items() if any(owner.expired() for owner in t.owners)]:
+                    del _tables[stale]
+                found = _tables[key] = new
     return found
 
 

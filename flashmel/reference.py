@@ -57,7 +57,8 @@ def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSp
         bank = None if fb is None else fb.to(compute)
         rows = waveform.reshape(n_rows, n_samples)
         if n_rows and (torch.compiler.is_compiling() or is_differentiated(waveform, window, bank)):
-            out = _bins(_padded(_samples(rows, compute), spec), window, bank, spec).mT.contiguous().to(dtype or compute)
+            powers = _powers(_padded(_samples(rows, compute), spec), window, spec)
+            out = (powers if bank is None else powers @ bank).mT.contiguous().to(dtype or compute)
         else:
             n_out = spec.n_freqs if bank is None else bank.shape[1]
             out = torch.empty((n_rows, n_out, n_frames), dtype=dtype or compute, device=waveform.device)
@@ -101,41 +102,41 @@ def _padded(rows: Tensor, spec: StftSpec) -> Tensor:
     return rows
 
 
-def _bins(padded: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -> Tensor:
-    """(rows, padded time) to (rows, frames, n_mels), or n_freqs without a bank."""
+def _powers(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
+    """|X|**power, (rows, padded time) to (rows, frames, n_freqs)."""
     bins = torch.fft.rfft(padded.unfold(-1, spec.n_fft, spec.hop_length) * window)
     energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)  # faster than abs(), and its gradient at 0 is 0
     if spec.power != 2.0:
         # The derivatives of pow at 0 are infinite below an exponent of 1 (and the second below 2): silence takes no part in it.
         silent = energy == 0
         energy = energy.masked_fill(silent, 1.0).pow(spec.power / 2).masked_fill(silent, 0.0)
-    return energy if bank is None else _projected(energy, bank)
-
-
-def _projected(energy: Tensor, bank: Tensor) -> Tensor:
-    if energy.device.type == "cpu" and not is_differentiated(energy, bank):
-        # A product for each row: how one rounds depends on its shape, and a row must not depend on its batch.
-        return torch.stack([row @ bank for row in energy])
-    return energy @ bank
+    return energy
 
 
 def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -> None:
     """Write the result into ``out`` piece by piece: several short rows, or a part of one."""
     (n_rows, n_samples), n_frames = rows.shape, out.shape[-1]
-    budget = max(1, (_PIECE_CPU if rows.device.type == "cpu" else _PIECE_DEVICE) // spec.n_fft)  # in frames
+    on_cpu = rows.device.type == "cpu"
+    budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
     chunk = min(n_frames, budget)
     group = budget // chunk
+
+    def result(padded: Tensor) -> Tensor:
+        powers = _powers(padded, window, spec)
+        if bank is None:
+            return powers.mT
+        # On a CPU a product for each row: how one rounds depends on its shape, and a row must not depend on its batch.
+        return (torch.stack([row @ bank for row in powers]) if on_cpu else powers @ bank).mT
+
     if chunk == n_frames and n_samples <= n_frames * spec.n_fft:  # a row is one piece: padding all of it takes fewer calls
         for row in range(0, n_rows, group):
-            padded = _padded(_samples(rows[row : row + group], window.dtype), spec)
-            out[row : row + group] = _bins(padded, window, bank, spec).mT
+            out[row : row + group] = result(_padded(_samples(rows[row : row + group], window.dtype), spec))
         return
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
         cut = _Cut(spec, first * spec.hop_length, (last - 1) * spec.hop_length + spec.n_fft, rows)
         for row in range(0, n_rows, group):
-            piece = cut(rows[row : row + group], window.dtype)
-            out[row : row + group, :, first:last] = _bins(piece, window, bank, spec).mT
+            out[row : row + group, :, first:last] = result(cut(rows[row : row + group], window.dtype))
 
 
 class _Cut:
