@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from . import __version__
-from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec
+from .plan import ARCHITECTURES, Architecture, UnsupportedError, make_plan
+from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
 
 if TYPE_CHECKING:
     import torch
@@ -468,6 +469,20 @@ def _installed(name: str) -> str:
         return "not installed"
 
 
+def _architecture(name: str) -> Architecture:
+    for arch in ARCHITECTURES:
+        if arch.name == name:
+            return arch
+    raise argparse.ArgumentTypeError(f"must be one of {', '.join(arch.name for arch in ARCHITECTURES)}, got {name}")
+
+
+def _planned(spec: StftSpec, arch: Architecture) -> str:
+    try:
+        return f"fused kernel: {make_plan(spec, arch)}"
+    except UnsupportedError as error:
+        return f"plain torch: {error}"
+
+
 def _doctor(args: argparse.Namespace) -> int:
     import platform
 
@@ -491,6 +506,16 @@ def _doctor(args: argparse.Namespace) -> int:
     for gpu in targets:
         reason = fused.unavailable_reason(gpu)
         rows.append(("fused path" + (f", {gpu}" if gpu else ""), "available" if reason is None else f"not available: {reason}"))
+    if args.n_fft is not None:
+        try:
+            spec = StftSpec(args.n_fft, args.n_fft, args.hop_length or max(1, args.n_fft // 2))
+        except ValueError as error:
+            raise _Failure(str(error)) from None
+        if gpus and not args.arch:
+            rows += [(f"n_fft {args.n_fft}, {gpu}", fused.path(spec, gpu)) for gpu in gpus]
+        else:
+            archs = [args.arch] if args.arch else ARCHITECTURES
+            rows += [(f"n_fft {args.n_fft}, {arch.name}", _planned(spec, arch)) for arch in archs]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(f"{label:{width}}  {value}")
@@ -553,6 +578,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("-o", "--output", default="flashmel-demo.png", metavar="PICTURE", help="default: %(default)s")
 
     doctor = commands.add_parser("doctor", help="what was found, and whether the fused CUDA path is available and why")
+    doctor.add_argument("--n-fft", type=int, metavar="N", help="also which path this size takes, and why")
+    doctor.add_argument("--hop-length", type=int, metavar="N", help="with --n-fft (default: half of it)")
+    doctor.add_argument("--arch", type=_architecture, metavar="sm_NN", help="with --n-fft: (default: this machine's, else all)")
     doctor.set_defaults(run=_doctor)
     return parser
 

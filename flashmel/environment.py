@@ -14,8 +14,8 @@ def cache_dir() -> Path | None:
     return None if parent.startswith("~") else Path(parent) / "flashmel"
 
 
-def frames_per_block() -> int | None:
-    """``FLASHMEL_FPB``: frames per block instead of the plan's choice, for tuning.
+def frames_per_tile() -> int | None:
+    """``FLASHMEL_FPB``: frames per tile instead of the plan's choice, for tuning.
 
     Raises:
         ValueError: it is set to something other than an integer.

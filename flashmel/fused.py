@@ -16,7 +16,7 @@ from .jit import toolchain
 from .jit.compiler import CompileError
 from .jit.driver import DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
-from .plan import Architecture, LaunchPlan, UnsupportedError, architecture, launch_grid, make_plan
+from .plan import Architecture, LaunchPlan, UnsupportedError, architecture, launch, make_plan
 from .spec import StftSpec
 from .tables import kernel_tables
 
@@ -25,21 +25,16 @@ class UnavailableError(RuntimeError):
     """The fused path cannot take this call; the message says why."""
 
 
-class _Prepared(NamedTuple):
-    plan: LaunchPlan
-    kernel: Kernel
-
-
 class _Tables(NamedTuple):
     versions: tuple[int, int]  # of window and fb when they were read
     owners: tuple[StorageWeakRef, StorageWeakRef]
     factors: Tensor
     filters: Tensor
-    weights: Tensor
+    n_filters: int
 
 
 _lock = threading.RLock()  # one thread prepares; the others wait for what it makes
-_prepared: dict[tuple, _Prepared | UnavailableError] = {}
+_kernels: dict[tuple, Kernel | UnavailableError] = {}
 _tables: dict[tuple, _Tables] = {}
 _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
 
@@ -67,28 +62,40 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
 
     with torch.cuda.device(waveform.device):
         device = waveform.device.index
-        few_tiles = _has_few_tiles(spec, device, frames * n_rows)
-        plan, kernel = _prepare(spec, device, _name(rows.dtype), _name(out.dtype), few_tiles)
-        tables = _tables_of(window, fb, spec, plan)
+        arch, multiprocessors = _device(device)
+        plan = _plan(spec, arch, rows.element_size())
+        tables = _tables_of(window, fb, spec, plan, rows.dtype)
+        filters_in_shared = 16 * len(tables.filters) <= plan.spare_bytes
+        kernel = _kernel(Specialisation(spec, plan, arch, _name(rows.dtype), _name(out.dtype), filters_in_shared), device)
         if torch.cuda.is_current_stream_capturing():
             _captured[id(tables)] = tables
         try:
-            grid = launch_grid(plan, frames, n_rows)
+            grid = launch(spec, plan, n_samples, n_rows, multiprocessors)
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
+        chunk_bytes = plan.chunk * rows.element_size()
+        first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
         params = LaunchParams(
             rows.data_ptr(),
             out.data_ptr(),
             tables.factors.data_ptr(),
             tables.filters.data_ptr(),
-            tables.weights.data_ptr(),
             n_samples,
             rows.stride(0),
             frames,
-            n_rows,
+            grid.tiles,
+            grid.all_tiles,
+            grid.magic,
+            grid.shift,
+            grid.step,
+            grid.first_inner,
+            grid.inner,
+            first_address % chunk_bytes == 0 and (n_rows == 1 or rows.stride(0) % plan.chunk == 0),
             n_mels,
+            tables.n_filters,
+            len(tables.filters),
         )
-        kernel.launch(params, grid, torch._C._cuda_getCurrentRawStream(device))
+        kernel.launch(params, grid.blocks, grid.threads, torch._C._cuda_getCurrentRawStream(device))
     return out
 
 
@@ -102,10 +109,23 @@ def unavailable_reason(device: torch.device | None = None) -> str | None:
         return f"{device} is not a CUDA device"
     try:
         architecture(*torch.cuda.get_device_capability(device))
-        toolchain.find()
+        toolchain.nvrtc_version()
     except (UnsupportedError, toolchain.ToolchainError) as error:
         return str(error)
     return None
+
+
+def path(spec: StftSpec, device: torch.device) -> str:
+    """Which path float32 waveforms on a device take, and why: for people to read."""
+    if device.type != "cuda":
+        return f"plain torch on {device}"
+    reason = unavailable_reason(device)
+    if reason is None:
+        try:
+            return f"fused kernel: {_plan(spec, architecture(*torch.cuda.get_device_capability(device)), 4)}"
+        except UnavailableError as error:
+            reason = str(error)
+    return f"plain torch on {device}: {reason}"
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -123,39 +143,38 @@ def _refuse_in_capture(what: str) -> None:
 def _device(ordinal: int) -> tuple[Architecture, int]:
     """Architecture and number of multiprocessors."""
     properties = torch.cuda.get_device_properties(ordinal)
-    return architecture(properties.major, properties.minor), properties.multi_processor_count
-
-
-def _has_few_tiles(spec: StftSpec, device: int, frames: int) -> bool:
-    """Whether the plan for large batches would not give every multiprocessor a tile."""
     try:
-        arch, multiprocessors = _device(device)
-        return frames < multiprocessors * make_plan(spec, arch).frames_per_block
+        return architecture(properties.major, properties.minor), properties.multi_processor_count
     except UnsupportedError as error:
         raise UnavailableError(str(error)) from None
 
 
-def _prepare(spec: StftSpec, device: int, input_type: str, output_type: str, few_tiles: bool) -> _Prepared:
-    key = (spec, device, input_type, output_type, few_tiles)
-    found = _prepared.get(key)
+def _plan(spec: StftSpec, arch: Architecture, sample_bytes: int) -> LaunchPlan:
+    try:
+        return make_plan(spec, arch, sample_bytes, environment.frames_per_tile())
+    except UnsupportedError as error:
+        raise UnavailableError(str(error)) from None
+
+
+def _kernel(s: Specialisation, device: int) -> Kernel:
+    key = (s, device)
+    found = _kernels.get(key)
     if found is None:
         with _lock:
-            found = _prepared.get(key)
+            found = _kernels.get(key)
             if found is None:
                 _refuse_in_capture("the kernel")
                 try:
-                    arch, _ = _device(device)
-                    plan = make_plan(spec, arch, environment.frames_per_block(), few_tiles)
-                    found = _Prepared(plan, Kernel(Specialisation(spec, plan, arch, input_type, output_type), device))
-                except (UnsupportedError, toolchain.ToolchainError, CompileError, DriverError) as error:
+                    found = Kernel(s, device)
+                except (toolchain.ToolchainError, CompileError, DriverError) as error:
                     found = UnavailableError(str(error))
-                _prepared[key] = found
+                _kernels[key] = found
     if isinstance(found, UnavailableError):
         raise UnavailableError(*found.args)
     return found
 
 
-def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> _Tables:
+def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
     """The kernel's tables for what window and fb hold now.
 
     An entry belongs to the two tensors' memory and is made again when autograd's version counters say that they changed.
@@ -163,15 +182,15 @@ def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> 
     that it was captured with.
     """
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
-        return _build_tables((0, 0), window, fb, spec, plan)
+        return _build_tables((0, 0), window, fb, spec, plan, samples)
     versions = (window._version, fb._version)
-    key = (_place(window), _place(fb), spec, plan)
+    key = (_place(window), _place(fb), spec, plan, samples)
     found = _tables.get(key)
     if found is None or found.versions != versions:
         with _lock:
             found = _tables.get(key)
             if found is None or found.versions != versions:
-                new = _build_tables(versions, window, fb, spec, plan)
+                new = _build_tables(versions, window, fb, spec, plan, samples)
                 torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
                 for stale in [k for k, t in _tables.items() if any(owner.expired() for owner in t.owners)]:
                     del _tables[stale]
@@ -184,15 +203,19 @@ def _place(t: Tensor) -> tuple:
     return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t.device
 
 
-def _build_tables(versions: tuple[int, int], window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan) -> _Tables:
+def _build_tables(
+    versions: tuple[int, int], window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype
+) -> _Tables:
     _refuse_in_capture("a table of the module")
     window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
-    host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values)
+    sample_scale = 1.0 / 32768.0 if samples == torch.int16 else 1.0
+    host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values, sample_scale)
     owners = StorageWeakRef(window.untyped_storage()), StorageWeakRef(fb.untyped_storage())
 
     def upload() -> list[Tensor]:
-        return [torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters, host.weights)]
+        return [torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters)]
 
     # In a thread of its own: memory pools of CUDA graphs are bound to a thread and its stream, and these outlive any.
     with ThreadPoolExecutor(1) as thread:
-        return _Tables(versions, owners, *thread.submit(upload).result())
+        factors, filters = thread.submit(upload).result()
+        return _Tables(versions, owners, factors, filters, host.n_filters)

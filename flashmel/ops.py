@@ -51,6 +51,11 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
     )
 
 
+def path(spec: StftSpec, device: torch.device) -> str:
+    """Which path a module with this spec takes on a device, and why."""
+    return fused.path(spec, device)
+
+
 def _check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
     if not isinstance(waveform, Tensor):
         raise TypeError(f"waveform must be a torch.Tensor, got {type(waveform).__name__}: convert an array with torch.from_numpy")

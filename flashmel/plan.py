@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 
 from .spec import StftSpec
 
-MIN_N_FFT, MAX_N_FFT = 64, 16384
-MAX_THREADS = 512
-_REGISTERS = 65536  # of a multiprocessor
+MAX_N_FFT = 16384
+MAX_THREADS = 1024  # of a block
+_MAX_TEAM_THREADS = 512
+_MAX_TEAMS = 16  # named barriers of a block
+_REGISTERS = 16384  # of a quarter of a multiprocessor, to which every fourth warp of a block belongs
 # Complex values a thread holds, and the registers that its code needs with them, without spills. Measured on an H200: half the
 # registers and twice the threads win at every n_fft whose factors allow it.
-_HELD_AND_REGISTERS = ((20, 64), (32, 96))
+_HELD_AND_REGISTERS = ((20, 64), (25, 80), (32, 96), (40, 128), (64, 200))
 
 
 class UnsupportedError(ValueError):
@@ -22,13 +26,10 @@ class UnsupportedError(ValueError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a plan needs to know of a GPU. ``shared_per_*`` in bytes, net of what the driver reserves."""
+    """What a plan needs to know of a GPU."""
 
     compute: int  # 90 for sm_90
-    shared_per_block: int
-    shared_per_sm: int
-    threads_per_sm: int
-    blocks_per_sm: int
+    shared_per_block: int  # bytes
 
     @property
     def name(self) -> str:
@@ -36,22 +37,9 @@ class Architecture:
         return f"sm_{self.compute}"
 
 
-_KIB = 1024
-# Compute capability -> KiB of shared memory a block, an SM; threads, blocks an SM. (CUDA C++ Programming Guide, "Compute
-# Capabilities".)
-_LIMITS = {
-    75: (64, 64, 1024, 16),
-    80: (163, 164, 2048, 32),
-    86: (99, 100, 1536, 16),
-    87: (163, 164, 1536, 16),
-    89: (99, 100, 1536, 24),
-    90: (227, 228, 2048, 32),
-    100: (227, 228, 2048, 32),
-    103: (227, 228, 2048, 32),
-    110: (227, 228, 1536, 24),
-    120: (99, 100, 1536, 24),
-    121: (99, 100, 1536, 24),
-}
+# Compute capability -> KiB of shared memory a block. (CUDA C++ Programming Guide, "Compute Capabilities".)
+_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+ARCHITECTURES = tuple(Architecture(compute, 1024 * kib) for compute, kib in _SHARED.items())
 
 
 def architecture(major: int, minor: int) -> Architecture:
@@ -60,123 +48,188 @@ def architecture(major: int, minor: int) -> Architecture:
     Raises:
         UnsupportedError: older than 7.5, or unknown.
     """
-    compute = 10 * major + minor
-    if compute not in _LIMITS:
-        known = ", ".join(f"{c // 10}.{c % 10}" for c in _LIMITS)
-        raise UnsupportedError(f"compute capability {major}.{minor} is not supported by the fused kernel (it knows {known})")
-    shared_per_block, shared_per_sm, threads, blocks = _LIMITS[compute]
-    return Architecture(compute, shared_per_block * _KIB, shared_per_sm * _KIB, threads, blocks)
+    for arch in ARCHITECTURES:
+        if arch.compute == 10 * major + minor:
+            return arch
+    known = ", ".join(f"{arch.compute // 10}.{arch.compute % 10}" for arch in ARCHITECTURES)
+    raise UnsupportedError(f"compute capability {major}.{minor} is not supported by the fused kernel (it knows {known})")
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Constants of one kernel; the names are those of the generated ``Config`` (see kernel/fft.cuh for their meaning)."""
+    """Constants of one kernel; the names are those of the generated ``Config``. An entry is 16 bytes of shared memory."""
 
-    r1: int
+    paired: bool  # a frame is a transform of pairs of samples: n_fft is even
+    r1: int  # the transform's points are r1 * r2 * r3: see fft.cuh
     r2: int
     r3: int
-    frames_per_block: int
-    threads: int
-    min_blocks: int
-    skew: int
-    sample_stride: int
+    frames_per_tile: int
+    threads: int  # of a team
+    teams: int  # of a block; one block runs on each multiprocessor
+    prefetch: bool  # a tile's samples have a place of their own, and arrive while the tile before is transformed
+    factors_in_shared: bool  # window, twiddle and separation factors are copied to shared memory at the start
+    chunk: int  # samples to copy at a time
+    skew: int  # unused places behind every hop of samples
+    sample_stride: int  # from a frame to the next: of its samples,
     row_stride: int
-    frame_stride: int
-    shared_bytes: int
+    frame_stride: int  # and of its spectrum in complex numbers; row_stride: from a row of it to the next
+    samples_entries: int  # where a team's spectra begin
+    team_entries: int
+    shared_bytes: int  # of all that, for a block
+    spare_bytes: int  # what is left for the mel filters
+
+    def __str__(self) -> str:
+        factors = " x ".join(str(r) for r in (self.r1, self.r2, self.r3) if r > 1) or "1"
+        return (
+            f"{factors} points, {self.frames_per_tile} frames a tile, {self.teams} x {self.threads} threads, "
+            f"{self.shared_bytes / 1024:.0f} KiB of shared memory"
+        )
+
+    @property
+    def points(self) -> int:
+        """Length of a frame's complex transform."""
+        return self.r1 * self.r2 * self.r3
 
     @property
     def threads_per_frame(self) -> int:
         """Threads that work on one frame's transform."""
-        return self.threads // self.frames_per_block
+        return self.threads // self.frames_per_tile
 
     @property
     def bin_slices(self) -> int:
         """Lanes over which the projection spreads the bins of a filter."""
-        return _bin_slices(self.frames_per_block)
+        return _bin_slices(self.frames_per_tile)
+
+    @property
+    def bin_groups(self) -> int:
+        """Lanes over which the projection spreads the frames of a tile, up to four for each."""
+        return self.frames_per_tile // min(self.frames_per_tile, 4)
 
 
 @lru_cache(maxsize=1024)
-def make_plan(spec: StftSpec, arch: Architecture, frames_per_block: int | None = None, few_tiles: bool = False) -> LaunchPlan:
+def make_plan(spec: StftSpec, arch: Architecture, sample_bytes: int = 4, frames_per_tile: int | None = None) -> LaunchPlan:
     """The plan for a transform on an architecture.
 
     Args:
         spec: the transform.
         arch: the GPU.
-        frames_per_block: a power of two up to 32 to use instead of the chosen one.
-        few_tiles: plan for the time of one block, not of many: for launches that leave multiprocessors idle.
+        sample_bytes: size of one sample of the waveform.
+        frames_per_tile: a power of two up to 32 to use instead of the chosen one.
 
     Raises:
         UnsupportedError: no plan exists; the message says why.
-        ValueError: ``frames_per_block`` is not possible here.
+        ValueError: ``frames_per_tile`` is not possible here.
     """
     n_fft = spec.n_fft
-    if n_fft % 2 or not MIN_N_FFT <= n_fft <= MAX_N_FFT:
-        raise UnsupportedError(f"the fused kernel covers even n_fft from {MIN_N_FFT} to {MAX_N_FFT}, not {n_fft}")
+    if not 2 <= n_fft <= MAX_N_FFT:
+        raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
     if max(spec.hop_length, abs(spec.pad)) >= 2**31:
         raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
-    factors = _factorise(n_fft // 2)
-    if factors is None:
-        largest, _ = _HELD_AND_REGISTERS[-1]
-        raise UnsupportedError(
-            f"n_fft = {n_fft}: {n_fft // 2} is not r1 * r2 * r3 with r1, r2 up to {largest} and r3 up to {largest // 2}"
-        )
-    if frames_per_block is not None:
-        if frames_per_block not in _FRAMES_PER_BLOCK:
-            raise ValueError(f"frames per block must be a power of two from 1 to 32, got {frames_per_block}")
-        plan = _lay_out(spec, arch, factors, frames_per_block)
-        if not _fits(plan, arch):
-            raise ValueError(
-                f"{frames_per_block} frames per block do not fit: {plan.threads} threads and {plan.shared_bytes} bytes of shared "
-                f"memory, of {MAX_THREADS} and {arch.shared_per_block}"
-            )
-        return plan
-    plans = [_lay_out(spec, arch, factors, frames) for frames in _FRAMES_PER_BLOCK]
-    fitting = [plan for plan in plans if _fits(plan, arch)]
-    if not fitting:
-        raise UnsupportedError(
-            f"n_fft = {n_fft} needs {plans[-1].shared_bytes} bytes of shared memory, {arch.name} has {arch.shared_per_block}"
-        )
-    # As many frames in flight on an SM as possible; of equals the largest tile, which loads the fewest samples twice.
-    plan = max(fitting, key=lambda plan: (plan.min_blocks * plan.frames_per_block, plan.frames_per_block))
-    if few_tiles and 2 * plan.threads * factors.registers <= _REGISTERS:
-        # Twice the threads halve the time of all but the transform. The tile stays, and with it the order of every sum: a
-        # waveform's result is the same bit for bit in any batch.
-        doubled = replace(factors, threads_per_frame=2 * factors.threads_per_frame)
-        return replace(_lay_out(spec, arch, doubled, plan.frames_per_block), min_blocks=1)
-    return plan
+    found = _by_preference(n_fft)
+    if not found:
+        raise UnsupportedError(f"n_fft = {n_fft}: {n_fft if n_fft % 2 else n_fft // 2} is not a product of three numbers up to 64")
+    if frames_per_tile is not None and frames_per_tile not in FRAMES_PER_TILE:
+        raise ValueError(f"frames per tile must be a power of two from 1 to 32, got {frames_per_tile}")
+    exception = measured(arch.name).get(n_fft)
+    if exception is not None and frames_per_tile is None:  # noqa: SIM102
+        if plans := layouts(spec, arch, Factors.of(n_fft, *exception[:4]), exception[4], sample_bytes):  # not with every hop
+            return max(plans, key=merit)
+    for factors in found:
+        tiles = FRAMES_PER_TILE if frames_per_tile is None else (frames_per_tile,)
+        if plans := [plan for frames in tiles for plan in layouts(spec, arch, factors, frames, sample_bytes)]:
+            return max(plans, key=merit)
+    if frames_per_tile is not None:
+        raise ValueError(f"{frames_per_tile} frames per tile do not fit in a block of {arch.name} at n_fft = {n_fft}")
+    raise UnsupportedError(
+        f"n_fft = {n_fft} fits in no block of {arch.name}: {MAX_THREADS} threads, {4 * _REGISTERS} registers, "
+        f"{arch.shared_per_block} bytes of shared memory"
+    )
 
 
-_FRAMES_PER_BLOCK = (32, 16, 8, 4, 2, 1)
-_MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 2**16 - 1
+def merit(plan: LaunchPlan) -> float:
+    """How fast a plan is next to others of the same factors: fitted to measurements on an H200 (PROJECT.md, kernel log).
 
-
-def launch_grid(plan: LaunchPlan, frames: int, rows: int) -> tuple[int, int, int]:
-    """The grid for ``rows`` waveforms of ``frames`` frames each.
-
-    Raises:
-        UnsupportedError: more blocks than a grid has.
+    Frames in flight hide latencies; a wide tile reads the tables for more frames at once; factors in shared memory spare the L1
+    cache; loading ahead hides the load, but with the factors in L1 the memory is worth more as cache.
     """
-    tiles = -(-frames // plan.frames_per_block)
-    y = min(rows, _MAX_GRID_YZ)
-    z = -(-rows // y)
-    if tiles > _MAX_GRID_X or z > _MAX_GRID_YZ:
-        raise UnsupportedError(f"{rows} waveforms of {frames} frames are more than one launch can hold")
-    return tiles, y, z
+    in_shared = 1.12 if plan.factors_in_shared else 1.0
+    ahead = 1.04 if plan.prefetch and plan.factors_in_shared else 0.99 if plan.prefetch else 1.0
+    return math.sqrt(plan.teams * plan.frames_per_tile) * plan.frames_per_tile**0.2 * in_shared * ahead
 
 
-def _fits(plan: LaunchPlan, arch: Architecture) -> bool:
-    return plan.shared_bytes <= arch.shared_per_block and plan.threads <= MAX_THREADS
+FRAMES_PER_TILE = (32, 16, 8, 4, 2, 1)
+
+
+@cache
+def measured(arch: str) -> dict[int, tuple[int, ...]]:
+    """Plans that were measured to be faster than the model's: n_fft -> r1, r2, r3, threads per frame, frames per tile.
+
+    ``scripts/bench.py --sweep`` writes them, with the machine.
+    """
+    table = json.loads(files(__package__).joinpath("measured.json").read_text("utf-8"))
+    return {int(n_fft): tuple(plan) for n_fft, plan in table.get(arch, {}).get("plans", {}).items()}
 
 
 @dataclass(frozen=True)
-class _Factors:
-    """n_fft / 2 as r1 * r2 * r3 (r2 = 1 is a transform of two passes), and what a thread then has to do."""
+class Launch:
+    """The grid of a launch, and what teams need to know of its tiles."""
+
+    blocks: int
+    threads: int  # of a block
+    tiles: int  # of a row
+    all_tiles: int
+    magic: int  # for a division by `tiles`
+    shift: int
+    step: int  # from a team's tile to its next one
+    first_inner: int  # tiles of a row that touch no padding: the first, how many
+    inner: int
+
+
+def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multiprocessors: int) -> Launch:
+    """The launch for ``rows`` waveforms of ``n_samples`` samples each.
+
+    Raises:
+        UnsupportedError: more tiles than the kernel counts.
+    """
+    frames = spec.frame_count(n_samples)
+    tiles = -(-frames // plan.frames_per_tile)
+    all_tiles = tiles * rows
+    if all_tiles >= 2**31 - 2**20:  # a team counts past the last by less than that
+        raise UnsupportedError(f"{rows} waveforms of {frames} frames are more than one launch can hold")
+    # n // tiles == (n * magic // 2**32 + n) >> shift for all n below 2**31. (Granlund and Montgomery, 1994.)
+    shift = (tiles - 1).bit_length()
+    magic = 2**32 * (2**shift - tiles) // tiles + 1
+    # Tile t takes the samples from t * step - before on, `span` of them; with a negative pad, only those inside `crop` count.
+    step, before, crop = plan.frames_per_tile * spec.hop_length, spec.margin + spec.pad, max(0, -spec.pad)
+    span = (plan.frames_per_tile - 1) * spec.hop_length + spec.n_fft
+    first = max(0, -(-(before + crop) // step))
+    last = (n_samples - crop - span + before) // step
+    inner = max(0, min(last, tiles - 1) - first + 1)
+    blocks = min(all_tiles, multiprocessors)
+    teams = min(plan.teams, -(-all_tiles // blocks))
+    return Launch(blocks, teams * plan.threads, tiles, all_tiles, magic, shift, blocks * teams, first, inner)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The points of a frame's transform as r1 * r2 * r3 (r2 = 1 is a transform of two passes), and what a thread then has to do."""
 
     r1: int
     r2: int
     r3: int
+    rows_held: int  # by a thread at a time
     threads_per_frame: int
     registers: int
+
+    @classmethod
+    def of(cls, n_fft: int, r1: int, r2: int, r3: int, threads_per_frame: int) -> Factors:
+        """With the registers that so many threads need."""
+        m = r1 * r2 * r3
+        rows_held = 1 if n_fft % 2 or r3 == m else 2
+        columns, pairs = m // r1, (m // r3 + 1) // 2
+        most = max(r1 * -(-columns // threads_per_frame), r2, rows_held * r3 * -(-pairs // threads_per_frame))
+        registers = next((registers for held, registers in _HELD_AND_REGISTERS if most <= held), 255)
+        return cls(r1, r2, r3, rows_held, threads_per_frame, registers)
 
     def cost(self) -> float:
         """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
@@ -186,29 +239,39 @@ class _Factors:
 
         m = self.r1 * self.r2 * self.r3
         middle = passes(m // self.r2, self.r2) if self.r2 > 1 else 0.0
-        return self.threads_per_frame * (passes(m // self.r1, self.r1) + middle + passes((m // self.r3 + 1) // 2, self.r3, times=2))
+        return self.threads_per_frame * (
+            passes(m // self.r1, self.r1) + middle + passes((m // self.r3 + 1) // 2, self.r3, times=self.rows_held)
+        )
 
 
-@lru_cache(maxsize=1024)
-def _factorise(m: int) -> _Factors | None:
-    """The cheapest factorisation of ``m`` among those that need the fewest registers."""
-    for held, registers in _HELD_AND_REGISTERS:
-        found = [
-            _Factors(r1, r2, r3, _threads_per_frame(m, r1, r3, held), registers)
-            for r3 in range(2, held // 2 + 1)  # a thread holds two rows
-            for r2 in range(1, held + 1)
-            for r1 in [m // (r2 * r3)]
-            if r1 * r2 * r3 == m and 2 <= r1 <= held
-        ]
-        if found:
-            return min(found, key=_Factors.cost)
-    return None
+@cache
+def factorisations(n_fft: int) -> list[Factors]:
+    """All ways to transform a frame, for each the fewest threads that hold it."""
+    m = n_fft if n_fft % 2 else n_fft // 2
+    largest, _ = _HELD_AND_REGISTERS[-1]
+    found = []
+    for r3 in (r for r in range(1, largest + 1) if m % r == 0):
+        rows_held = 1 if n_fft % 2 or r3 == m else 2
+        for r2 in (r for r in range(1, largest + 1) if m // r3 % r == 0):
+            r1 = m // (r2 * r3)
+            held = next((held for held, _ in _HELD_AND_REGISTERS if max(r1, r2, rows_held * r3) <= held), None)
+            if held is None:
+                continue
+            columns, pairs = m // r1, (m // r3 + 1) // 2
+            threads = max(-(-columns // (held // r1)), -(-pairs // (held // (rows_held * r3))))
+            found.append(Factors.of(n_fft, r1, r2, r3, threads))
+    return found
 
 
-def _threads_per_frame(m: int, r1: int, r3: int, held: int) -> int:
-    """As few as hold the columns of a frame, then its row pairs."""
-    columns, pairs = m // r1, (m // r3 + 1) // 2
-    return max(-(-columns // (held // r1)), -(-pairs // (held // (2 * r3))))
+@cache
+def _by_preference(n_fft: int) -> list[Factors]:
+    """All factorisations: first those of two passes with up to 96 registers, then by registers and cost."""
+
+    def rank(factors: Factors) -> tuple[bool, bool, bool, float]:
+        many, more = factors.registers > 64, factors.registers > 96
+        return factors.r2 > 1 or more, many, more, factors.cost()
+
+    return sorted(factorisations(n_fft), key=rank)
 
 
 def _bin_slices(frames: int) -> int:
@@ -222,48 +285,98 @@ def _odd_multiple(at_least: int, unit: int) -> int:
     return unit * (multiple + 1 - multiple % 2)
 
 
-def _lay_out(spec: StftSpec, arch: Architecture, factors: _Factors, frames: int) -> LaunchPlan:
-    """Strides that keep a warp's shared-memory accesses in different banks, and what they add up to.
+def _entries(size: int) -> int:
+    """Bytes in units of 16."""
+    return -(-size // 16)
 
-    A warp is ``frames`` frames by 32 / frames threads of each. Accesses of 8 bytes are served by half warps from 16 banks
-    of 8 bytes: with n threads a frame side by side, the frames' stride must be an odd multiple of n.
+
+def layouts(spec: StftSpec, arch: Architecture, factors: Factors, frames: int, sample_bytes: int) -> list[LaunchPlan]:
+    """The plans for tiles of ``frames`` frames that fit: with and without prefetch, with and without factors in shared memory.
+
+    Strides keep a warp's shared-memory accesses in different banks. A warp is ``frames`` frames by 32 / frames threads of each.
+    Accesses of 8 bytes are served by half warps from 16 banks of 8 bytes: with n threads a frame side by side, the frames'
+    stride must be an odd multiple of n.
     """
     r1, r2, r3 = factors.r1, factors.r2, factors.r3
-    hop, m = spec.hop_length, spec.n_fft // 2
-    side_by_side = max(1, 16 // frames)
-    pitch = min(hop, spec.n_fft)  # of frames in shared memory: gaps between them are not loaded
-    skew = 0 if pitch % 2 or frames == 1 else 2 * _odd_multiple(pitch // 2, side_by_side) - pitch
+    hop, n_fft = spec.hop_length, spec.n_fft
+    pitch = min(hop, n_fft)  # of frames in shared memory: gaps between them are not loaded
+    unit = 1 if n_fft % 2 else 2  # samples that a lane reads at a time
+    side_by_side = max(1, 128 // (unit * sample_bytes) // frames)
+    skew = 0 if pitch % unit or frames == 1 else unit * _odd_multiple(pitch // unit, side_by_side) - pitch
     sample_stride = pitch + skew
-    samples = 4 * ((frames - 1) * sample_stride + spec.n_fft + (spec.n_fft - 1) // pitch * skew)
+    samples = _entries(sample_bytes * ((frames - 1) * sample_stride + n_fft + (n_fft - 1) // pitch * skew))
+    chunk = math.gcd(16 // sample_bytes, hop, pitch, skew, n_fft, spec.margin + spec.pad)
 
-    row = r2 * r3
+    row, side_by_side = r2 * r3, max(1, 16 // frames)
+    row_stride = row + 1 - row % 2 if frames < 16 else row
 
     def exchange(row_stride: int) -> int:
         size = (r1 - 1) * row_stride + row
         return size if frames == 1 else _odd_multiple(size, side_by_side)
 
-    row_stride = row + 1 - row % 2
     if 8 * frames * exchange(row_stride) > arch.shared_per_block:
         row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
-    shared_bytes = max(samples, 8 * frames * exchange(row_stride), 4 * frames * (m + 2 * _bin_slices(frames)))
+    spectra = _entries(max(8 * frames * exchange(row_stride), 4 * frames * (spec.n_freqs + 2 * _bin_slices(frames))))
 
+    plans = []
     threads = -(-factors.threads_per_frame * frames // 32) * 32
-    min_blocks = min(
-        _REGISTERS // (threads * factors.registers),
-        arch.shared_per_sm // (shared_bytes + _KIB),
-        arch.threads_per_sm // threads,
-        arch.blocks_per_sm,
-    )
-    return LaunchPlan(
-        r1=r1,
-        r2=r2,
-        r3=r3,
-        frames_per_block=frames,
-        threads=threads,
-        min_blocks=max(1, min_blocks),
-        skew=skew,
-        sample_stride=sample_stride,
-        row_stride=row_stride,
-        frame_stride=exchange(row_stride),
-        shared_bytes=shared_bytes,
-    )
+    for prefetch in (True, False):
+        samples_entries, team_entries = (samples, samples + spectra) if prefetch else (0, max(samples, spectra))
+        teams = min(
+            _MAX_TEAMS,
+            MAX_THREADS // threads if threads <= _MAX_TEAM_THREADS else 0,
+            4 * (_REGISTERS // (32 * factors.registers)) // (threads // 32),
+            arch.shared_per_block // (16 * team_entries),
+        )
+        if teams == 0:
+            continue
+        plan = LaunchPlan(
+            paired=n_fft % 2 == 0,
+            r1=r1,
+            r2=r2,
+            r3=r3,
+            frames_per_tile=frames,
+            threads=threads,
+            teams=teams,
+            prefetch=prefetch,
+            factors_in_shared=False,
+            chunk=chunk,
+            skew=skew,
+            sample_stride=sample_stride,
+            row_stride=row_stride,
+            frame_stride=exchange(row_stride),
+            samples_entries=samples_entries,
+            team_entries=team_entries,
+            shared_bytes=16 * teams * team_entries,
+            spare_bytes=arch.shared_per_block - 16 * teams * team_entries,
+        )
+        plans.append(plan)
+        factor_bytes = 16 * factor_entries(plan)
+        if factor_bytes <= plan.spare_bytes:
+            plans.append(
+                replace(
+                    plan,
+                    factors_in_shared=True,
+                    shared_bytes=plan.shared_bytes + factor_bytes,
+                    spare_bytes=plan.spare_bytes - factor_bytes,
+                )
+            )
+    return plans
+
+
+def factor_offsets(plan: LaunchPlan) -> dict[str, int]:
+    """Where each part of the table of factors (tables.py) starts, in entries of two complex numbers."""
+    column_entries = -(-plan.r1 // 2) * plan.r2 * plan.r3
+    middle_entries = -(-plan.r2 // 2) * plan.r3 if plan.r2 > 1 else 0
+    return {
+        "window_table": 0,
+        "column_table": column_entries,
+        "middle_table": 2 * column_entries,
+        "separation_table": 2 * column_entries + middle_entries,
+    }
+
+
+def factor_entries(plan: LaunchPlan) -> int:
+    """Length of the table of factors."""
+    separations = -(-plan.r3 // 2) * ((plan.r1 * plan.r2 + 1) // 2) if plan.paired else 0
+    return factor_offsets(plan)["separation_table"] + separations

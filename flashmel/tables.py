@@ -30,9 +30,11 @@ def window_scale(window: np.ndarray, n_fft: int, normalized: str) -> float:
 class KernelTables:
     """What the kernel reads beside the samples: see ``Params`` in kernel/kernel.cu."""
 
-    factors: np.ndarray  # float32 (entries, 4): window, twiddles, separation, at the offsets of factor_offsets
-    filters: np.ndarray  # int32 (n_mels, 4): first bin, rounds of 2 * bin_slices bins, place of the first weight, 0
-    weights: np.ndarray  # float32 (n,)
+    factors: np.ndarray  # float32 (entries, 4): window, twiddles, separation, at the offsets of plan.factor_offsets
+    filters: (
+        np.ndarray
+    )  # int32 (entries, 4): places of the first bin, rounds, place of the weights, row of mel; then float32 weights
+    n_filters: int  # n_mels up to a multiple of 4
 
 
 def _unit(numerator: np.ndarray, denominator: int) -> np.ndarray:
@@ -62,47 +64,64 @@ def _separation_bins(plan: LaunchPlan) -> np.ndarray:
     return bins
 
 
-def factor_offsets(plan: LaunchPlan) -> dict[str, int]:
-    """Where each part of ``KernelTables.factors`` starts, in entries."""
-    column_entries = -(-plan.r1 // 2) * plan.r2 * plan.r3
-    middle_entries = -(-plan.r2 // 2) * plan.r3 if plan.r2 > 1 else 0
-    return {
-        "window_table": 0,
-        "column_table": column_entries,
-        "middle_table": 2 * column_entries,
-        "separation_table": 2 * column_entries + middle_entries,
-    }
+def kernel_tables(
+    plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndarray, fb: np.ndarray, sample_scale: float = 1.0
+) -> KernelTables:
+    """Tables of a plan, for a window (at most n_fft samples) and a filterbank (n_freqs, n_mels) of any shape of filter.
 
-
-def kernel_tables(plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndarray, fb: np.ndarray) -> KernelTables:
-    """Tables of a plan, for a window (at most n_fft samples) and a filterbank (n_freqs, n_mels) of any shape of filter."""
-    half, columns = n_fft // 2, plan.r2 * plan.r3
-    # The kernel's separation of the half-size transform gives 2 X.
-    pairs = padded_window(window, n_fft) * (0.5 * window_scale(window, n_fft, normalized))
+    ``sample_scale`` is what the waveform's samples are multiplied by: 1 / 32768 for 16-bit integers.
+    """
+    columns = plan.r2 * plan.r3
+    values = padded_window(window, n_fft) * (window_scale(window, n_fft, normalized) * sample_scale)
+    if plan.paired:
+        values = 0.5 * (values[0::2] + 1j * values[1::2])  # the separation of the half-size transform gives 2 X
     parts = [
-        _by_pairs((pairs[0::2] + 1j * pairs[1::2]).reshape(plan.r1, columns)),
-        _by_pairs(_unit(np.outer(np.arange(plan.r1), np.arange(columns)), half)),
+        _by_pairs(values.reshape(plan.r1, columns)),
+        _by_pairs(_unit(np.outer(np.arange(plan.r1), np.arange(columns)), plan.points)),
     ]
     if plan.r2 > 1:
         parts.append(_by_pairs(_unit(np.outer(np.arange(plan.r2), np.arange(plan.r3)), columns)))
-    parts.append(_by_pairs(_unit(_separation_bins(plan), n_fft)))
+    if plan.paired:
+        parts.append(_by_pairs(_unit(_separation_bins(plan), n_fft)))
+    return KernelTables(np.ascontiguousarray(np.concatenate(parts), dtype=np.float32), *_pack_filters(fb, plan))
 
-    nonzero = fb != 0  # NaN counts
-    used = nonzero.any(axis=0)
-    first = np.where(used, nonzero.argmax(axis=0), 0)
-    count = np.where(used, fb.shape[0] - nonzero[::-1].argmax(axis=0) - first, 0)
-    # In a round each of the slices' lanes takes two bins, bin_slices apart: its two weights lie side by side.
+
+def _pack_filters(fb: np.ndarray, plan: LaunchPlan) -> tuple[np.ndarray, int]:
+    """What project.cuh reads, and for how many filters.
+
+    A warp takes four neighbouring filters at a time, all with as many rounds as the widest of them. In a round each of a filter's
+    ``bin_slices`` lanes takes two bins, ``bin_slices`` apart: its two weights lie side by side, the lanes of the four filters one
+    after another.
+    """
+    n_freqs, n_mels = fb.shape
     slices = plan.bin_slices
-    rounds = -(-count // (2 * slices))
-    weights = []
-    for m, (begin, bins) in enumerate(zip(first, count, strict=True)):
-        padded = np.zeros(rounds[m] * 2 * slices)
-        padded[:bins] = fb[begin : begin + bins, m]
-        weights.append(padded.reshape(-1, 2, slices).swapaxes(1, 2).ravel())
-    place = 2 * slices * (np.cumsum(rounds) - rounds)
-    filters = np.stack([first, rounds, place, np.zeros_like(first)], axis=1)
-    return KernelTables(
-        np.ascontiguousarray(np.concatenate(parts), dtype=np.float32),
-        np.ascontiguousarray(filters, dtype=np.int32),
-        np.concatenate([*weights, np.zeros(2)]).astype(np.float32),  # never empty
-    )
+    fb = np.pad(fb, ((0, 2 * slices), (0, -n_mels % 4)))
+    used = fb != 0  # NaN counts
+    first = used.argmax(axis=0)
+    count = np.where(used.any(axis=0), len(fb) - used[::-1].argmax(axis=0) - first, 0)
+    rounds = (-(-count // (2 * slices))).reshape(-1, 4).max(axis=1, initial=1)
+    first = np.minimum(first, len(fb) - 2 * slices * np.repeat(rounds, 4))  # no round past the zero bins behind the last
+
+    filters, weights, place = [np.zeros((0, 4))], [np.zeros(0)], 0
+    for group in _deal(rounds, plan.threads // 32):
+        own = np.arange(4 * group, 4 * group + 4)
+        bins = first[own, None] + np.arange(2 * slices * rounds[group])
+        weights.append(fb[bins, own[:, None]].reshape(4, -1, 2, slices).transpose(1, 0, 3, 2).ravel())
+        starts = place + slices * np.arange(4)
+        filters.append(np.stack([first[own] * plan.bin_groups, np.full(4, rounds[group]), starts, own], axis=1))
+        place += 4 * slices * rounds[group]
+    flat = np.concatenate(weights).astype(np.float32)  # a multiple of 4
+    return np.concatenate([np.concatenate(filters).astype(np.int32), flat.view(np.int32).reshape(-1, 4)]), 4 * len(rounds)
+
+
+def _deal(work: np.ndarray, warps: int) -> np.ndarray:
+    """The order in which warps, each taking every ``warps``-th, get much the same work."""
+    order = np.argsort(-work, kind="stable")
+    hands: list[list[int]] = [[] for _ in range(warps)]
+    for begin in range(0, len(order), warps):  # in each turn the most work to who has least
+        hands.sort(key=lambda hand: work[hand].sum())
+        for hand, item in zip(hands, order[begin : begin + warps], strict=False):
+            hand.append(item)
+    hands.sort(key=len, reverse=True)  # who has one more comes first
+    turns = range(max(map(len, hands)))
+    return np.array([hand[turn] for turn in turns for hand in hands if turn < len(hand)], dtype=int)

@@ -217,6 +217,7 @@ class MelSpectrogram(nn.Module):
             "norm": bank.norm,
             "mel_scale": bank.mel_scale,
             "dtype": self.dtype,
+            "path": ops.path(spec, self.spectrogram.window.device),
         }
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 

@@ -4,7 +4,8 @@
     python scripts/bench.py                          # the GPU cases -> benchmarks/<gpu>.json
     python scripts/bench.py --device cpu             # the CPU cases -> benchmarks/<cpu>.json
     python scripts/bench.py --against DIR            # also another flashmel, installed with pip install --target DIR
-    python scripts/bench.py --sweep --cases whisper  # GPU time over frames per block, instead of the benchmark
+    python scripts/bench.py --sizes                  # also one batch at many n_fft
+    python scripts/bench.py --sweep                  # instead: try other plans at each n_fft -> flashmel/measured.json
 
 GPU time is that of CUDA-graph replays (no launch gaps), the inputs rotated so that they do not lie in the L2 cache;
 `warm` repeats one input. `floor` is the time a copy of as many bytes as the input and the output takes, by the copy bandwidth
@@ -20,8 +21,10 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
@@ -31,11 +34,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -50,7 +54,13 @@ else:  # by path: with --against, `flashmel` is another package, but the clock a
 
 Transform = Callable[[Tensor], Tensor]
 Figures = dict[str, Any]
-SWEEP = (1, 2, 4, 8, 16, 32)
+# For --sizes and --sweep: powers of two, windows of 10 to 100 ms at usual rates, and what has awkward factors.
+# fmt: off
+SIZES = (
+    64, 100, 118, 128, 160, 200, 240, 256, 320, 400, 441, 480, 500, 512, 600, 640, 768, 800, 882, 960, 1000, 1024, 1102, 1200, 1280,
+    1323, 1536, 1600, 1764, 1920, 2048, 2205, 2400, 2646, 3072, 3200, 4000, 4096, 4410, 4800, 6144, 6615, 8192, 9600, 12000, 16384,
+)
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,19 @@ GPU_CASES = (
     Case("music-4096", "music 4096/1024, 256 mels, 44.1k", _mel(44100, 4096, 1024, 256), 16, 441000, 50, 100),
     Case("huge", "huge 16384/4096, 256 mels, 44.1k", _mel(44100, 16384, 4096, 256), 16, 441000, 130, 263),
     Case("clip", "one clip 400/160, 80 mels", _mel(16000, 400, 160, 80), 1, 480000, 5, 6.8),
+    Case("second", "one second 400/160, 80 mels", _mel(16000, 400, 160, 80), 1, 16000),
+    Case("seconds", "4096 clips of one second", _mel(16000, 400, 160, 80), 4096, 16000),
 )
 CPU_CASES = (
     Case("cpu-batch", "8 × 30 s, 400/160, 128 mels", WHISPER, 8, 480000),
     Case("cpu-clips", "256 × 1 s, 400/160, 128 mels", WHISPER, 256, 16000),
 )
 CASES = {case.name: case for case in GPU_CASES + CPU_CASES}
+
+
+def size_case(n_fft: int) -> Case:
+    """One batch at a size: hops of a quarter, 128 filters."""
+    return Case(f"n_fft-{n_fft}", f"{n_fft}", _mel(16000, n_fft, n_fft // 4, 128), 32, 160000)
 
 
 # ---- what is measured ----
@@ -252,16 +269,14 @@ def worker(
     quick: bool,
     package: Path,
     impl: str = "flashmel",
-    fpb: int | None = None,
     timeout: float = 400,
 ) -> Any:
     """Run this script's ``--worker mode`` and return the JSON it printed; RuntimeError with the end of its log."""
     names = ",".join(case.name for case in cases)
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", mode, "--impl", impl, "--cases", names]
     command += ["--device", device, "--package", str(package), *(["--quick"] if quick else [])]
-    env = os.environ if fpb is None else {**os.environ, "FLASHMEL_FPB": str(fpb)}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no result within {timeout:g} s") from None
     if done.returncode:
@@ -286,17 +301,10 @@ def run_worker(args: argparse.Namespace, cases: Sequence[Case]) -> Any:
         measured = measure(case, {"flashmel": transform}, args.device, args.quick, args.package)["flashmel"]
         return {**check(case, transform, args.device), **measured}
 
-    def sweep(case: Case) -> Figures:
-        transform = flashmel_transform(case, args.device, args.package)
-        if fault := fault_of(check(case, transform, args.device)):
-            raise ArithmeticError(fault)
-        x = make_input(case, args.device)
-        return {"gpu_us": testing.gpu_time(_bind(transform, x), replays=5 if args.quick else 25)}
-
     results = {}
     for case in cases:
         try:
-            results[case.name] = (sweep if args.worker == "sweep" else one)(case)
+            results[case.name] = one(case)
         except Exception as error:  # one case's failure is a result
             results[case.name] = {"error": describe(error)}
     import flashmel
@@ -304,15 +312,38 @@ def run_worker(args: argparse.Namespace, cases: Sequence[Case]) -> Any:
     return {"version": getattr(flashmel, "__version__", None), "cases": results}
 
 
-def warm_caches(jobs: Sequence[tuple[Case, Path, int | None]], device: str) -> None:
-    """Compile what the cases need into the on-disk cache, in parallel. Failures are left to the measurement, which names them."""
+def warm_cache(cases: Sequence[Case], device: str, package: Path) -> None:
+    """Compile what another package needs into its cache, in parallel. Failures are left to the measurement, which names them."""
 
-    def one(job: tuple[Case, Path, int | None]) -> None:
+    def one(case: Case) -> None:
         with contextlib.suppress(Exception):
-            worker("warm", [job[0]], device, True, job[1], fpb=job[2], timeout=120)
+            worker("warm", [case], device, True, package, timeout=120)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(one, jobs))
+        list(pool.map(one, cases))
+
+
+def compile_ahead(kernels: Sequence[tuple[Any, Any, str, str]]) -> None:
+    """Compile (spec, plan, input type, output type) into our own cache, on all cores."""
+    from flashmel import plan
+    from flashmel.jit import driver
+    from flashmel.jit.source import Specialisation
+
+    arch = plan.architecture(*torch.cuda.get_device_capability())
+    every = [Specialisation(s, p, arch, i, o, in_shared) for s, p, i, o in kernels for in_shared in (True, False)]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(driver.cubin, every, chunksize=2))
+
+
+def kernel_of(case: Case) -> tuple[Any, Any, str, str]:
+    """What :func:`compile_ahead` takes, for a case."""
+    from flashmel import plan
+    from flashmel.spec import StftSpec
+
+    kwargs, names = case.kwargs, [str(dtype).removeprefix("torch.") for dtype in (case.in_dtype, case.out_dtype)]
+    spec = StftSpec(kwargs["n_fft"], kwargs.get("win_length", kwargs["n_fft"]), kwargs["hop_length"])
+    arch = plan.architecture(*torch.cuda.get_device_capability())
+    return spec, plan.make_plan(spec, arch, case.in_dtype.itemsize), names[0], names[1]
 
 
 # ---- the record ----
@@ -389,7 +420,6 @@ def describe_run(device: str, quick: bool) -> Figures:
             "torchaudio": _version("torchaudio"),
             "cuda": torch.version.cuda,
             "nvrtc": _nvrtc_version() if device == "cuda" else None,
-            "mathdx": _version("nvidia-mathdx") if device == "cuda" else None,
             "python": platform.python_version(),
         },
         "seed": torch.seed() % 2**63,
@@ -456,8 +486,9 @@ def benchmark(args: argparse.Namespace, cases: Sequence[Case]) -> int:
     record = describe_run(args.device, args.quick)
     out = args.out or default_out(record["machine"])
     if args.device == "cuda":
-        packages = [args.package, *([args.against] if args.against else [])]
-        warm_caches([(case, package, None) for case in cases for package in packages], args.device)
+        compile_ahead([kernel_of(case) for case in [*cases, *(map(size_case, SIZES) if args.sizes else ())]])
+    if args.against:
+        warm_cache(cases, args.device, args.against)
     record["copy_gb_per_s"] = copy_bandwidth(args.device, args.quick)
     record["cases"] = []
     for case in cases:
@@ -474,36 +505,90 @@ def benchmark(args: argparse.Namespace, cases: Sequence[Case]) -> int:
         for entry in record["cases"]:
             entry["against"] = other["cases"].get(entry["name"], {"error": other.get("error", "no result")})
         write_json(out, record)
+    if args.sizes:
+        record["sizes"] = []
+        for n_fft in SIZES:
+            record["sizes"].append(run_size(n_fft, args.device, args.quick, args.package, record["copy_gb_per_s"]))
+            print(".", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        write_json(out, record)
     print_results(record)
     print(f"written to {out}")
-    return int(any("error" in entry for entry in record["cases"]))
+    return int(any("error" in entry for entry in [*record["cases"], *record.get("sizes", [])]))
 
 
-def sweep(args: argparse.Namespace, cases: Sequence[Case]) -> int:
-    """Warm GPU time of each case at each FLASHMEL_FPB, in a process each; a value that fails is kept as text."""
-    warm_caches([(case, args.package, fpb) for fpb in SWEEP for case in cases], args.device)
-    record = {**describe_run(args.device, args.quick), "sweep": {case.name: {} for case in cases}}
-    for fpb in SWEEP:
-        try:
-            results = worker("sweep", cases, args.device, args.quick, args.package, fpb=fpb)["cases"]
-        except RuntimeError as error:
-            results = {case.name: {"error": str(error)} for case in cases}
-        for name, result in results.items():
-            record["sweep"][name][str(fpb)] = result
-    if args.out:
-        write_json(args.out, record)
-    rows = []
-    for case in cases:
-        results = record["sweep"][case.name]
-        timed = {fpb: r["gpu_us"] for fpb, r in results.items() if "gpu_us" in r}
-        best = min(timed, key=lambda fpb: timed[fpb]) if timed else "-"
-        rows.append([case.name, *(_number(r.get("gpu_us")) for r in results.values()), best, _number(case.target_us)])
-    print(_table([["GPU µs at frames/block", *map(str, SWEEP), "best", "target"], *rows]))
-    failures = [(case.name, fpb, r["error"]) for case in cases for fpb, r in record["sweep"][case.name].items() if "error" in r]
-    for name, fpb, text in failures:
-        print(f"{name} at {fpb}: {text.splitlines()[-1] if text else text}")
-    # A value that does not fit is an answer; anything else is a fault.
-    return int(any(not text.startswith("ValueError") for _, _, text in failures))
+def run_size(n_fft: int, device: str, quick: bool, package: Path, bandwidth: float) -> Figures:
+    """GPU time and error at one size, ours and torchaudio's."""
+    case = size_case(n_fft)
+    entry: Figures = {"n_fft": n_fft, "hop_length": n_fft // 4}
+    try:
+        transforms = {"flashmel": flashmel_transform(case, device, package), "torchaudio": torchaudio_transform(case, device)}
+        inputs = [make_input(case, device) for _ in range(6)]
+        for name, transform in transforms.items():
+            checked = check(case, transform, device)
+            calls = [_bind(transform, x) for x in inputs]
+            entry[name] = {
+                "gpu_us": testing.gpu_time(calls, calls=6, replays=5 if quick else 15),
+                "peak_error": checked["peak_error"],
+            }
+            if name == "flashmel":
+                entry["floor_us"] = (case.input_bytes + checked["output_bytes"]) / bandwidth * 1e-3
+                if fault := fault_of(checked):
+                    entry["error"] = fault
+    except Exception as error:  # the other sizes must still run
+        entry["error"] = describe(error)
+    torch.cuda.empty_cache()
+    return entry
+
+
+def candidate_plans(n_fft: int) -> list[Any]:
+    """Plans worth trying, the model's first: the cheapest factorisations of each kind, the two likeliest tiles of each."""
+    from flashmel import plan
+
+    spec, model, *_ = kernel_of(size_case(n_fft))
+    arch, found = plan.architecture(*torch.cuda.get_device_capability()), [model]
+    kinds: dict[tuple[bool, bool], list[Any]] = {}
+    for factors in sorted(plan.factorisations(n_fft), key=lambda factors: factors.cost()):
+        kinds.setdefault((factors.r2 > 1, factors.registers > 64), []).append(factors)
+    for factors in itertools.chain.from_iterable(same[:3] for same in kinds.values()):
+        tiles: dict[int, Any] = {}
+        for frames in plan.FRAMES_PER_TILE:
+            if layouts := plan.layouts(spec, arch, factors, frames, 4):
+                tiles[frames] = max(layouts, key=plan.merit)
+        found += sorted(tiles.values(), key=plan.merit)[:-3:-1]
+    return list(dict.fromkeys(found))
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Time other plans than the model's at each size, and record those that are clearly faster as measured exceptions."""
+    from flashmel import fused, plan
+
+    plan.make_plan.cache_clear()
+    with mock.patch.object(plan, "measured", lambda arch: {}):  # the model alone
+        plans = {n_fft: candidate_plans(n_fft) for n_fft in SIZES}
+    plan.make_plan.cache_clear()
+    arch = plan.architecture(*torch.cuda.get_device_capability())
+    compile_ahead([(kernel_of(size_case(n_fft))[0], p, "float32", "float32") for n_fft in SIZES for p in plans[n_fft]])
+    exceptions, rows = {}, [["n_fft", "model µs", "best µs", "model", "best"]]
+    inputs = [make_input(size_case(SIZES[0]), "cuda") for _ in range(4)]
+    for n_fft, candidates in plans.items():
+        transform = flashmel_transform(size_case(n_fft), "cuda", args.package)
+        times = {}
+        for candidate in candidates:
+            with mock.patch.object(fused, "_plan", return_value=candidate), contextlib.suppress(fused.UnavailableError):
+                times[candidate] = testing.gpu_time([_bind(transform, x) for x in inputs], calls=4, replays=5)
+        model, best = candidates[0], min(times, key=lambda candidate: times[candidate])
+        if times[best] < 0.98 * times[model]:
+            exceptions[n_fft] = (best.r1, best.r2, best.r3, best.threads_per_frame, best.frames_per_tile)
+        rows.append([str(n_fft), _number(times[model]), _number(times[best]), str(model), str(best)])
+    print(_table(rows))
+    out = args.out or ROOT / "flashmel" / "measured.json"
+    record = json.loads(out.read_text()) if out.exists() else {}
+    record[arch.name] = {"machine": torch.cuda.get_device_name(), "plans": exceptions}
+    text = json.dumps(record, indent=1)
+    out.write_text(re.sub(r"\[[^\]]*\]", lambda plan: " ".join(plan[0].split()), text) + "\n")  # a plan a line
+    print(f"written to {out}")
+    return 0
 
 
 # ---- printing ----
@@ -540,6 +625,24 @@ def print_results(record: Figures) -> None:
             row += [_number(own.get("host_us")), _number(ta.get("host_us")), _number(other.get("gpu_us"))]
         rows.append(row)
     print(_table(rows))
+    if "sizes" in record:
+        sizes = [["n_fft", "floor", "flashmel", "torchaudio", "ratio", "error", "ta error"]]
+        for entry in record["sizes"]:
+            own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+            ratio = _number(ta["gpu_us"] / own["gpu_us"], 2) if own and ta else "-"
+            errors = [f"{f['peak_error']:.1e}" if f else "-" for f in (own, ta)]
+            sizes.append(
+                [
+                    str(entry["n_fft"]),
+                    *(_number(t) for t in (entry.get("floor_us"), own.get("gpu_us"), ta.get("gpu_us"))),
+                    ratio,
+                    *errors,
+                ]
+            )
+        print(_table(sizes))
+    for entry in record.get("sizes", []):
+        if "error" in entry:
+            print(f"n_fft {entry['n_fft']}: {entry['error']}")
     for entry in record["cases"]:
         for who, text in ((entry["name"], entry.get("error")), (f"{entry['name']}, other", entry.get("against", {}).get("error"))):
             if text:
@@ -565,20 +668,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--cases", metavar="A,B", help=f"of {', '.join(CASES)}; default: those of the device")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file; default: benchmarks/<device>.json (--sweep: none)")
-    parser.add_argument("--sweep", action="store_true", help="time FLASHMEL_FPB = " + ", ".join(map(str, SWEEP)) + " instead")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file; default: benchmarks/<device>.json")
+    parser.add_argument("--sizes", action="store_true", help="also one batch at many n_fft (GPU)")
+    parser.add_argument(
+        "--sweep", action="store_true", help="instead: try other plans, and write the faster to flashmel/measured.json"
+    )
     parser.add_argument("--against", type=Path, metavar="DIR", help="also measure the flashmel installed in DIR (GPU)")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repeats; on the CPU also an eighth of the batch, 160000 samples at most"
     )
     parser.add_argument("--package", type=Path, default=ROOT, help=argparse.SUPPRESS)  # folder that holds flashmel/
-    parser.add_argument("--worker", choices=("measure", "memory", "sweep", "warm"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=("measure", "memory", "warm"), help=argparse.SUPPRESS)
     parser.add_argument("--impl", choices=("flashmel", "torchaudio"), default="flashmel", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device is available; use --device cpu")
-    if args.device == "cpu" and (args.sweep or args.against):
-        parser.error("--sweep and --against need --device cuda")
+    if args.device == "cpu" and (args.sizes or args.sweep or args.against):
+        parser.error("--sizes, --sweep and --against need --device cuda")
     args.package = args.package.resolve()
     args.against = args.against and args.against.resolve()
     sys.path.insert(0, str(args.package))
@@ -586,7 +692,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         print(json.dumps(run_worker(args, cases)))
         return 0
-    return sweep(args, cases) if args.sweep else benchmark(args, cases)
+    return sweep(args) if args.sweep else benchmark(args, cases)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,21 @@ def gpu_section(record: Figures) -> str:
         "float64 on the same tables, relative to the frame's own peak."
     )
     tables = [speed_table, "", speed_note, "", _markdown(header, rest), "", rest_note]
+    if "sizes" in record:
+        tables += ["", *_sizes(record["sizes"])]
     return "\n".join([*_heading(record, machine["gpu"], details), *tables, *_notes(record)])
+
+
+def _sizes(entries: Sequence[Figures]) -> list[str]:
+    header = ["n_fft", "flashmel µs", "torchaudio µs", "ratio", "floor µs", "error", "torchaudio"]
+    rows = []
+    for entry in entries:
+        own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+        times = [f.get("gpu_us") for f in (own, ta)]
+        row = [str(entry["n_fft"]), *map(_us, times), _ratio(times[1], times[0]), _us(entry.get("floor_us"))]
+        rows.append([*row, _error(own.get("peak_error")), _error(ta.get("peak_error"))])
+    summary = "32 × 160000 samples at many sizes (hops of n_fft / 4, 128 filters)"
+    return [f"<details><summary>{summary}</summary>", "", _markdown(header, rows), "", "</details>"]
 
 
 def cpu_section(record: Figures) -> str:

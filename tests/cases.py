@@ -35,10 +35,10 @@ def _size(n_fft: int, n_mels: int = 40, **kwargs: Any) -> Case:
 CASES = (
     _case("defaults", (16000,)),
     *(_size(2**k, n_mels=10 if k < 8 else 40) for k in range(6, 15)),
-    _size(1023),  # odd: the centre padding is one sample short of a frame
-    _size(480),
-    _size(882, sample_rate=44100),
-    *(_case(f"hop-{hop}", hop_length=hop, n_mels=40) for hop in (1, 77, 160, 400, 1000)),
+    *(_size(n, n_mels=max(1, n // 8)) for n in (2, 3, 4, 6, 17, 32, 61, 122)),
+    *(_size(n) for n in (225, 441, 1023, 2205)),  # odd: the centre padding is one sample short of a frame
+    *(_size(n) for n in (240, 320, 480, 640, 800, 882, 960, 1200, 1280, 1536, 1920, 2400)),
+    *(_case(f"hop-{hop}", hop_length=hop, n_mels=40) for hop in (1, 77, 160, 400, 401, 1000)),
     *(_case(f"win-{win}", win_length=win, hop_length=160, n_mels=40) for win in (1, 25, 320, 399)),
     _case("win-odd-in-512", n_fft=512, win_length=401, hop_length=160, n_mels=80),
     _case("hamming", window_fn=torch.hamming_window, n_mels=40),

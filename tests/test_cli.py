@@ -270,6 +270,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.__version__ in out and "fused path" in out and "available" in out
 
 
+def test_doctor_says_which_path_a_size_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--n-fft", "400", "--hop-length", "160", "--arch", "sm_90"]) == 0
+    assert "n_fft 400, sm_90 fused kernel: 20 x 10 points, 32 frames a tile" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["doctor", "--n-fft", "134", "--arch", "sm_80"]) == 0
+    assert "plain torch: n_fft = 134: 67 is not a product of three numbers up to 64" in capsys.readouterr().out
+    assert cli.main(["doctor", "--n-fft", "0"]) == 2
+    assert "n_fft must be a positive integer, got 0" in capsys.readouterr().err
+    assert cli.main(["doctor", "--n-fft", "400", "--arch", "sm_91"]) == 2
+    assert "got sm_91" in capsys.readouterr().err
+
+
 def test_help_describes_the_transform(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["mel", "--help"]) == 0
     out = capsys.readouterr().out

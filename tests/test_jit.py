@@ -2,9 +2,10 @@
 
 import ctypes
 import dataclasses
+import enum
 import errno
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import pwd
 import re
@@ -21,37 +22,35 @@ import pytest
 from flashmel import environment
 from flashmel.jit import cache, compiler, driver, toolchain
 from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources
-from flashmel.plan import architecture, make_plan
+from flashmel.plan import architecture, factor_entries, factor_offsets, make_plan
 from flashmel.spec import StftSpec
 
 KEY, DATA = "k" * 64, bytes(range(256)) * 500
 HOPPER = architecture(9, 0)
 
 
-def specialise(input_type="float32", output_type="float32", **kwargs):
+def specialise(input_type="float32", output_type="float32", filters_in_shared=True, **kwargs):
     spec = StftSpec(**{"n_fft": 400, "win_length": 400, "hop_length": 160, **kwargs})
-    return Specialisation(spec, make_plan(spec, HOPPER), HOPPER, input_type, output_type)
+    return Specialisation(spec, make_plan(spec, HOPPER), HOPPER, input_type, output_type, filters_in_shared)
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
-    find = toolchain.find  # some tests put another in its place
-    find.cache_clear()
+    nvrtc_version = toolchain.nvrtc_version  # some tests put another in its place
+    nvrtc_version.cache_clear()
     yield tmp_path / "cache"
-    find.cache_clear()
+    nvrtc_version.cache_clear()
 
 
 @pytest.fixture
-def tools(monkeypatch):
-    """A stand-in for the toolchain, so that these tests run where there is none."""
-    found = toolchain.Toolchain("13.0", (Path("a"), Path("b")), (("nvidia-mathdx", "25.6.0"), ("nvidia-cuda-cccl", "13.3")))
-    monkeypatch.setattr(toolchain, "find", lambda: found)
-    return found
+def nvrtc(monkeypatch):
+    """A stand-in for the compiler's version, so that these tests run where there is none."""
+    monkeypatch.setattr(toolchain, "nvrtc_version", lambda: "13.0")
 
 
 @pytest.fixture
-def compilations(tools, monkeypatch):
+def compilations(nvrtc, monkeypatch):
     """Counts what is compiled; each is given other bytes."""
     calls = []
     monkeypatch.setattr(compiler, "compile_cubin", lambda sources, arch: (calls.append(arch), (b"cubin %d" % len(calls), ""))[1])
@@ -185,7 +184,7 @@ def test_a_writer_killed_midway(own_cache, step):
 # --- key -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_key_depends_on_all_that_decides_the_cubin(tools, monkeypatch):
+def test_key_depends_on_all_that_decides_the_cubin(nvrtc, monkeypatch):
     sources = {"kernel.cu": "k", "load.cuh": "l", "config.h": "c"}
     reference = compiler.cache_key(sources, "sm_90")
     assert re.fullmatch("[0-9a-f]{64}", reference)
@@ -193,23 +192,14 @@ def test_key_depends_on_all_that_decides_the_cubin(tools, monkeypatch):
     keys = [reference, *(compiler.cache_key({**sources, name: "x"}, "sm_90") for name in sources)]
     keys += [compiler.cache_key({**sources, "more.cuh": ""}, "sm_90"), compiler.cache_key(sources, "sm_100")]
     keys += [compiler.cache_key({"kernel.cu": "kl", "load.cuh": "", "config.h": "c"}, "sm_90")]  # the same text, cut elsewhere
-    for other in (
-        dataclasses.replace(tools, nvrtc="13.1"),
-        dataclasses.replace(tools, versions=(("nvidia-mathdx", "25.6.1"), tools.versions[1])),
-        dataclasses.replace(tools, versions=(tools.versions[0], ("nvidia-cuda-cccl", "13.2"))),
-    ):
-        monkeypatch.setattr(toolchain, "find", lambda other=other: other)
+    with monkeypatch.context() as other:
+        other.setattr(toolchain, "nvrtc_version", lambda: "13.1")
         keys.append(compiler.cache_key(sources, "sm_90"))
-    monkeypatch.setattr(toolchain, "find", lambda: tools)
-    monkeypatch.setattr(compiler, "_OPTIONS", (*compiler._OPTIONS, "--use_fast_math"))
-    keys.append(compiler.cache_key(sources, "sm_90"))
+    with monkeypatch.context() as other:
+        other.setattr(compiler, "_OPTIONS", (*compiler._OPTIONS, "--use_fast_math"))
+        keys.append(compiler.cache_key(sources, "sm_90"))
     assert len(set(keys)) == len(keys)
-
-
-def test_key_does_not_depend_on_where_things_lie(tools, monkeypatch):
-    before = compiler.cache_key({"kernel.cu": "k", "config.h": "c"}, "sm_90")
-    monkeypatch.setattr(toolchain, "find", lambda: dataclasses.replace(tools, include=(Path("elsewhere"),)))
-    assert compiler.cache_key({"kernel.cu": "k", "config.h": "c"}, "sm_90") == before
+    assert compiler.cache_key(sources, "sm_90") == reference
 
 
 # --- driver.cubin: cache before compiler -----------------------------------------------------------------------------------------
@@ -220,7 +210,8 @@ def test_the_second_time_comes_from_disk(own_cache, compilations):
     # What differs per call or is not in the kernel makes no other kernel; what is in it does.
     assert driver.cubin(specialise(win_length=320, normalized="window")) == b"cubin 1"
     changes = ({"power": 1.0}, {"pad": 1}, {"hop_length": 161}, {"center": False}, {"pad_mode": "constant"})
-    others = [specialise("int16"), specialise(output_type="float16"), *(specialise(**kwargs) for kwargs in changes)]
+    others = [specialise("int16"), specialise(output_type="float16"), specialise(filters_in_shared=False)]
+    others += [specialise(**kwargs) for kwargs in changes]
     assert len({driver.cubin(s) for s in others}) == len(others) == len(compilations) - 1
     assert len(names(own_cache)) == len(compilations)
 
@@ -249,7 +240,7 @@ def test_no_home(compilations, monkeypatch):
     assert dict(toolchain.describe())["kernel cache"].startswith("none")
 
 
-def test_a_failed_compilation_is_not_stored(own_cache, tools, monkeypatch):
+def test_a_failed_compilation_is_not_stored(own_cache, nvrtc, monkeypatch):
     def fail(*_):
         raise compiler.CompileError("no")
 
@@ -270,86 +261,97 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir()), "asking makes nothing"
 
 
-def test_frames_per_block(monkeypatch):
+def test_frames_per_tile(monkeypatch):
     monkeypatch.delenv("FLASHMEL_FPB", raising=False)
-    assert environment.frames_per_block() is None
+    assert environment.frames_per_tile() is None
     for text, value in (("", None), ("8", 8), (" 16 ", 16)):
         monkeypatch.setenv("FLASHMEL_FPB", text)
-        assert environment.frames_per_block() == value
+        assert environment.frames_per_tile() == value
     for text in ("many", "8.0"):
         monkeypatch.setenv("FLASHMEL_FPB", text)
         with pytest.raises(ValueError, match=f"FLASHMEL_FPB must be an integer, got '{text}'"):
-            environment.frames_per_block()
+            environment.frames_per_tile()
 
 
 # --- toolchain -----------------------------------------------------------------------------------------------------------------
 
 
-def made(root, *, without=None):
-    """A folder like site-packages/nvidia, all headers but one in it; two of them, as a namespace package may be."""
-    for i, (header, folder, package) in enumerate(toolchain._HEADERS):
-        if package != without:
-            path = root / f"part{i % 2}" / folder / header
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    return types.SimpleNamespace(submodule_search_locations=[str(root / "part0"), str(root / "part1")])
+def stand_in(monkeypatch, status, major=13, minor=0):
+    """cuda.bindings.nvrtc, as far as a version needs it."""
+    module = types.SimpleNamespace(nvrtcVersion=lambda: (status, major, minor))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(nvrtc=module))
 
 
-@pytest.mark.parametrize("package", [package for _, _, package in toolchain._HEADERS])
-def test_a_missing_header_names_its_package(tmp_path, monkeypatch, package):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: made(tmp_path, without=package))
-    header = {package: header for header, _, package in toolchain._HEADERS}[package]
-    with pytest.raises(toolchain.ToolchainError, match=f"{re.escape(header)} not found .*part1.*: pip install {package}$"):
-        toolchain.find()
-    rows = dict(toolchain.describe())
-    assert rows[package].startswith("missing: ") and package in rows[package]
-    assert [name for name, text in rows.items() if text.startswith("missing: ") and name != "NVRTC"] == [package]
+class Status(enum.IntEnum):
+    NVRTC_SUCCESS = 0
+    NVRTC_ERROR_INTERNAL_ERROR = 11
 
 
-def test_headers_in_two_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: made(tmp_path))
-    monkeypatch.setattr(toolchain, "_nvrtc_version", lambda: "13.0")
-    tools = toolchain.find()
-    assert tools.nvrtc == "13.0" and all(path.is_dir() and tmp_path in path.parents for path in tools.include)
-    assert [name for name, _ in tools.versions] == [package for _, _, package in toolchain._HEADERS]
-
-
-def test_nothing_installed(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(toolchain.ToolchainError, match="no package named nvidia"):
-        toolchain.find()
+def test_nvrtc_version_is_asked_once(monkeypatch):
+    stand_in(monkeypatch, Status.NVRTC_SUCCESS, 13, 2)
+    assert toolchain.nvrtc_version() == "13.2"
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(toolchain.ToolchainError, match="NVRTC cannot be loaded .*pip install 'cuda-python"):
-        toolchain._nvrtc_version()
-    assert all(text.startswith("missing: ") for _, text in toolchain.describe()[:-1])
+    assert toolchain.nvrtc_version() == "13.2"
+
+
+def test_a_broken_nvrtc(monkeypatch):
+    stand_in(monkeypatch, Status.NVRTC_ERROR_INTERNAL_ERROR)
+    with pytest.raises(toolchain.ToolchainError, match="nvrtcVersion failed: NVRTC_ERROR_INTERNAL_ERROR"):
+        toolchain.nvrtc_version()
+
+    def refuse():
+        raise RuntimeError("Failed to dlopen libnvrtc.so.13")  # what cuda.bindings raises without the library
+
+    monkeypatch.setattr(sys.modules["cuda.bindings"].nvrtc, "nvrtcVersion", refuse)
+    with pytest.raises(toolchain.ToolchainError, match="dlopen libnvrtc.* pip install 'cuda-python.*nvidia-cuda-nvrtc"):
+        toolchain.nvrtc_version()
+
+
+def test_nothing_installed(own_cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(toolchain.ToolchainError, match="NVRTC cannot be loaded .*pip install 'cuda-python.*nvidia-cuda-nvrtc"):
+        toolchain.nvrtc_version()
+    assert dict(toolchain.describe())["NVRTC"].startswith("missing: NVRTC cannot be loaded")
     with pytest.raises(toolchain.ToolchainError):
         driver.cubin(specialise())
+    with pytest.raises(toolchain.ToolchainError):
+        compiler.compile_cubin({"kernel.cu": "", "config.h": ""}, "sm_90")
+    assert not own_cache.exists()
 
 
-def test_describe(own_cache):
+def test_describe(own_cache, nvrtc, monkeypatch):
     def row():
         return dict(toolchain.describe())["kernel cache"]
 
-    packages = [package for _, _, package in toolchain._HEADERS]
-    assert [name for name, _ in toolchain.describe()] == ["NVRTC", *packages, "kernel cache"]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
+    assert [name for name, _ in toolchain.describe()] == ["NVRTC", "kernel cache"]
+    assert dict(toolchain.describe())["NVRTC"] == "13.0, nvidia-cuda-nvrtc version of nvidia-cuda-nvrtc"
     assert row() == f"{own_cache}: 0 kernels, 0 KiB" and not own_cache.exists()
     cache.store(own_cache, KEY, bytes(2048 - hashlib.sha256().digest_size))
     assert row() == f"{own_cache}: 1 kernels, 2 KiB"
 
 
-def test_compile_error_carries_log_configuration_and_versions():
+def test_describe_a_library_from_elsewhere(nvrtc, monkeypatch):
+    """A system's own NVRTC loads without the package."""
+
+    def unknown(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert dict(toolchain.describe())["NVRTC"] == "13.0, nvidia-cuda-nvrtc unknown"
+
+
+def test_compile_error_carries_log_configuration_and_version():
     try:
-        tools = toolchain.find()
+        version = toolchain.nvrtc_version()
     except toolchain.ToolchainError as error:
         pytest.skip(f"no compiler: {error}")
     sources = {"kernel.cu": '#include "config.h"\nint x = undeclared_name;\n', "config.h": "// the config\n"}
     with pytest.raises(compiler.CompileError) as caught:
         compiler.compile_cubin(sources, "sm_90")
     message = str(caught.value)
-    for part in ("NVRTC_ERROR_COMPILATION", "sm_90", "undeclared_name", "kernel.cu(2)", "// the config", f"NVRTC {tools.nvrtc}"):
+    for part in ("NVRTC_ERROR_COMPILATION", "sm_90", "undeclared_name", "kernel.cu(2)", "// the config", f"NVRTC {version}"):
         assert part in message
-    for name, version in tools.versions:
-        assert f"{name} {version}" in message
     with pytest.raises(compiler.CompileError, match="NVRTC_ERROR_INVALID_OPTION"):
         compiler.compile_cubin({"kernel.cu": "", "config.h": ""}, "sm_1")
 
@@ -362,28 +364,32 @@ def test_kernel_sources():
     assert "kernel.cu" in sources and "config.h" not in sources and all(text.strip() for text in sources.values())
     included = {name for text in sources.values() for name in re.findall(r'#include "(.*)"', text)}
     assert included == {*sources, "config.h"} - {"kernel.cu"}, "a file that nothing includes, or that is not there"
+    assert not any("#include <" in text for text in sources.values()), "headers from outside: a toolchain, and seconds to compile"
 
 
 def test_config_header_is_the_spec_and_the_plan():
     s = specialise("int16", "bfloat16", pad=-3, power=0.7, pad_mode="circular", center=False)
     text = config_header(s)
     values = dict(re.findall(r"static constexpr int (\w+) = (-?\d+);", text))
-    for name, value in {**dataclasses.asdict(s.plan), "n_fft": 400, "hop_length": 160, "margin": 0, "pad": -3}.items():
-        assert values[name] == str(value)
-    assert int(values["threads_per_frame"]) == s.plan.threads // s.plan.frames_per_block
+    expected = {**dataclasses.asdict(s.plan), **factor_offsets(s.plan), "n_fft": 400, "hop_length": 160, "margin": 0, "pad": -3}
+    for name, value in expected.items():
+        assert values[name] == str(int(value))
+    assert int(values["threads_per_frame"]) == s.plan.threads // s.plan.frames_per_tile
+    assert values["filters_in_shared"] == "1" and values["factor_entries"] == str(factor_entries(s.plan))
     (power,) = re.findall(r"constexpr float power = (\S+)f;", text)
     assert float.fromhex(power) == 0.7
-    assert "PadMode::circular;" in text and "using Input = short;" in text and "using Output = __nv_bfloat16;" in text
-    assert text.count("#include") == 1 and "#include <cuda_bf16.h>" in text
+    assert "PadMode::circular;" in text and "using Input = short;" in text and "using Output = Bfloat16;" in text
+    assert "#include" not in text
     assert config_header(dataclasses.replace(s)) == text
 
 
-@pytest.mark.parametrize("input_type", INPUT_TYPES)
-@pytest.mark.parametrize("output_type", OUTPUT_TYPES)
-def test_config_header_includes_what_its_types_need(input_type, output_type):
-    text = config_header(specialise(input_type, output_type))
-    assert ("cuda_fp16.h" in text) == ("__half" in text) == ("float16" in (input_type, output_type))
-    assert ("cuda_bf16.h" in text) == ("__nv_bfloat16" in text) == ("bfloat16" in (input_type, output_type))
+def test_types_are_the_kernels():
+    declared = set(re.findall(r"^struct (\w+) \{", kernel_sources()["epilogue.cuh"], re.MULTILINE)) | {"float", "short"}
+    inputs, outputs = (
+        {re.search(rf"using {which} = (\w+);", config_header(specialise(**{which.lower() + "_type": name})))[1] for name in names}
+        for which, names in (("Input", INPUT_TYPES), ("Output", OUTPUT_TYPES))
+    )
+    assert outputs < inputs == declared and len(inputs) == len(INPUT_TYPES) and len(outputs) == len(OUTPUT_TYPES)
 
 
 def test_every_constant_that_the_kernel_reads_is_in_the_header():
@@ -394,9 +400,10 @@ def test_every_constant_that_the_kernel_reads_is_in_the_header():
 def test_launch_parameters_are_the_kernels():
     body = re.search(r"struct Params \{(.*?)\};", kernel_sources()["kernel.cu"], re.DOTALL)[1]
     declared = re.sub(r"//.*", "", body)
+    numbers = {"long long": ctypes.c_int64, "unsigned": ctypes.c_uint32, "int": ctypes.c_int32}
     fields = [
-        (name.strip(" *"), ctypes.c_void_p if "*" in kind + name else {"long long": ctypes.c_int64, "int": ctypes.c_int32}[kind])
-        for kind, listed in re.findall(r"((?:const )?(?:void|float4|int4|float|long long|int))\b\s*([^;]*);", declared)
+        (name.strip(" *"), ctypes.c_void_p if "*" in kind + name else numbers[kind])
+        for kind, listed in re.findall(r"((?:const )?(?:void|float4|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
         for name in listed.split(",")
     ]
     assert fields == driver.LaunchParams._fields_

@@ -4,6 +4,7 @@ With ``EMULATOR_FLAGS="-g -fsanitize=thread" LD_PRELOAD=libtsan.so`` a missing b
 """
 
 import ctypes
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from flashmel import reference
 from flashmel.jit.driver import LaunchParams
 from flashmel.jit.source import Specialisation, config_header, kernel_sources
-from flashmel.plan import architecture, launch_grid, make_plan
+from flashmel.plan import architecture, launch, make_plan
 from flashmel.spec import StftSpec
 from flashmel.tables import kernel_tables
 from flashmel.testing import assert_close
@@ -33,48 +34,95 @@ CASES = {
     "odd-hop": (StftSpec(512, 400, 163, pad=7, pad_mode="circular"), 2, 5001, 90),
     "crop": (StftSpec(400, 400, 100, pad=-50, normalized="frame_length"), 2, 3000, 90),
     "no-center": (StftSpec(256, 256, 300, center=False, power=3.0), 1, 5000, 90),
+    "gaps": (StftSpec(400, 400, 401), 2, 5000, 90),
     "odd-half": (StftSpec(882, 882, 220), 1, 4000, 90),
     "odd-rows": (StftSpec(450, 450, 90), 1, 3000, 90),
     "sm75": (StftSpec(400, 400, 160), 1, 4000, 75),
     "one-frame-tiles": (StftSpec(8192, 8192, 2048), 1, 9000, 75),
-    "few-tiles": (StftSpec(400, 400, 160), 1, 2000, 90),
     "huge": (StftSpec(16384, 16384, 4096), 1, 17000, 90),
+    "no-prefetch": (StftSpec(16384, 16384, 4096), 1, 17000, 75),
+    "odd": (StftSpec(441, 441, 110), 2, 4000, 90),
+    "odd-three-factors": (StftSpec(2205, 2205, 441), 1, 5000, 90),
+    "tiny": (StftSpec(2, 2, 1), 1, 300, 90),
+    "four": (StftSpec(4, 4, 2), 1, 300, 90),
+    "tiny-odd": (StftSpec(3, 3, 2), 1, 300, 90),
+    "prime": (StftSpec(61, 61, 16), 1, 2000, 90),
+    "twice-a-prime": (StftSpec(118, 118, 30), 1, 2000, 90),
+    "large-factors": (StftSpec(2 * 61 * 59, 2 * 61 * 59, 3000), 1, 9000, 90),
 }
+
+
+def compile_library(source: str, folder: Path) -> ctypes.CDLL:
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-I", HERE / "emulator", "-I", folder]
+    command += os.environ.get("EMULATOR_FLAGS", "").split()
+    subprocess.run([*command, HERE / "emulator" / source, "-o", folder / "kernel.so"], check=True)
+    return ctypes.CDLL(str(folder / "kernel.so"))
 
 
 def build(s: Specialisation, folder: Path) -> ctypes.CDLL:
     for name, text in {**kernel_sources(), "config.h": config_header(s)}.items():
-        (folder / name).write_text(text)
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-I", HERE / "emulator", "-I", folder]
-    command += os.environ.get("EMULATOR_FLAGS", "").split()
-    subprocess.run([*command, HERE / "emulator" / "emulator.cpp", "-o", folder / "kernel.so"], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+        if name != "device.cuh":  # the emulator has its own
+            (folder / name).write_text(text)
+    return compile_library("emulator.cpp", folder)
+
+
+def test_transforms_of_every_size(tmp_path):
+    (tmp_path / "dft.cuh").write_text(kernel_sources()["dft.cuh"])
+    library = compile_library("dft.cpp", tmp_path)
+    rng = np.random.default_rng(0)
+    for n in range(1, 65):
+        x = (rng.standard_normal(n) + 1j * rng.standard_normal(n)).astype(np.complex64)
+        y = x.copy()
+        library.run(n, y.ctypes.data_as(ctypes.c_void_p))
+        expected = np.fft.fft(x.astype(np.complex128))
+        assert np.abs(y - expected).max() < 3e-7 * np.abs(expected).max(), n
+
+
+def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=True):
+    """The emulated kernel's result, and the float64 plain path's."""
+    arch = architecture(*divmod(compute, 10))
+    plan = make_plan(spec, arch, waveform.element_size())
+    plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
+    window = torch.hann_window(spec.win_length)
+    scale = 1 / 32768 if waveform.dtype == torch.int16 else 1.0
+    tables = kernel_tables(plan, spec.n_fft, spec.normalized, window.numpy(), fb.numpy(), scale)
+    rows, n_samples = waveform.shape
+    frames = spec.frames(n_samples)
+    mel = torch.full((rows, fb.shape[1], frames), torch.nan, dtype=dtype)
+    grid = launch(spec, plan, n_samples, rows, multiprocessors=2)
+    params = LaunchParams(
+        waveform.data_ptr(), mel.data_ptr(), tables.factors.ctypes.data, tables.filters.ctypes.data,
+        n_samples, waveform.stride(0), frames,
+        grid.tiles, grid.all_tiles, grid.magic, grid.shift, grid.step, grid.first_inner, grid.inner,
+        waveform.stride(0) % plan.chunk == 0, fb.shape[1], tables.n_filters, len(tables.filters),
+    )  # fmt: skip
+    assert all(a.ctypes.data % 16 == 0 for a in (tables.factors, tables.filters))
+    in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
+    types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
+    build(Specialisation(spec, plan, arch, *types, in_shared), folder).run(ctypes.byref(params), grid.blocks, grid.threads)
+    return mel, reference.mel_spectrogram(waveform, window.double(), fb.double(), spec, None)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_source_against_the_plain_path(name, tmp_path):
     spec, rows, n_samples, compute = CASES[name]
-    arch = architecture(*divmod(compute, 10))
-    plan = make_plan(spec, arch, few_tiles=name == "few-tiles")
     generator = torch.Generator().manual_seed(len(name))
     waveform = torch.randn(rows, n_samples + 3, generator=generator)[:, :n_samples]  # rows a stride apart
-    window = torch.hann_window(spec.win_length)
     fb = torch.rand(spec.n_freqs, 7, generator=generator)
     fb[:, 0] = 0
     fb[: spec.n_freqs // 2, 1] = 0
     fb[spec.n_freqs // 2 :, 2] = 0
-
-    tables = kernel_tables(plan, spec.n_fft, spec.normalized, window.numpy(), fb.numpy())
-    frames = spec.frames(n_samples)
-    mel = torch.full((rows, fb.shape[1], frames), torch.nan)
-    params = LaunchParams(
-        waveform.data_ptr(), mel.data_ptr(), *(a.ctypes.data for a in (tables.factors, tables.filters, tables.weights)),
-        n_samples, waveform.stride(0), frames, rows, fb.shape[1],
-    )
-    assert all(a.ctypes.data % 16 == 0 for a in (tables.factors, tables.filters))
-    library = build(Specialisation(spec, plan, arch, "float32", "float32"), tmp_path)
-    library.run(ctypes.byref(params), *launch_grid(plan, frames, rows))
-
-    expected = reference.mel_spectrogram(waveform.double(), window.double(), fb.double(), spec, None)
+    mel, expected = run(tmp_path, spec, waveform, fb, compute, in_shared=name != "odd-hop")
     assert_close(mel, expected.float())
     assert np.all(mel[:, 0].numpy() == 0)
+
+
+@pytest.mark.parametrize("rows_apart", [0, 1])
+@pytest.mark.parametrize("hop", [160, 161])
+@pytest.mark.parametrize("types", [(torch.int16, torch.float16), (torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_types_and_alignments(types, hop, rows_apart, tmp_path):
+    samples = 0.1 * torch.randn(2, 6000 + rows_apart, generator=torch.Generator().manual_seed(0))
+    waveform = (32768 * samples).round().short() if types[0] == torch.int16 else samples.to(types[0])
+    fb = torch.rand(201, 5, generator=torch.Generator().manual_seed(1))
+    mel, expected = run(tmp_path, StftSpec(400, 400, hop), waveform[:, :6000], fb, dtype=types[1])
+    torch.testing.assert_close(mel, expected.to(types[1]), rtol=1e-2, atol=1e-4)

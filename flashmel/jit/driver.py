@@ -18,9 +18,10 @@ class LaunchParams(ctypes.Structure):
     """The kernel's ``Params`` (kernel/kernel.cu), field for field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("waveform", "mel", "tables", "filters", "weights")),
-        *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames", "rows")),
-        ("n_mels", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("waveform", "mel", "factors", "filters")),
+        *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
+        *((name, ctypes.c_uint32) for name in ("tiles", "all_tiles", "magic", "shift", "step", "first_inner", "inner")),
+        *((name, ctypes.c_int32) for name in ("aligned", "n_mels", "n_filters", "filter_entries")),
     ]
 
 
@@ -58,10 +59,11 @@ class Kernel:
         self._module = self._call("cuModuleLoadData", cubin(s))
         self._function = self._call("cuModuleGetFunction", self._module, b"mel_spectrogram")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._function, attribute, s.plan.shared_bytes)
+        self._call("cuFuncSetAttribute", self._function, attribute, s.arch.shared_per_block)
+        self._filters_in_shared = s.filters_in_shared
 
-    def launch(self, params: LaunchParams, grid: tuple[int, int, int], stream: int) -> None:
-        """Launch ``grid`` blocks on a stream of the kernel's device.
+    def launch(self, params: LaunchParams, blocks: int, threads: int, stream: int) -> None:
+        """Launch ``blocks`` blocks of ``threads`` threads on a stream of the kernel's device.
 
         Raises:
             DriverError: the launch was refused.
@@ -71,11 +73,13 @@ class Kernel:
         self._call(
             "cuLaunchKernel",
             self._function,
-            *grid,
-            self._plan.threads,
+            blocks,
             1,
             1,
-            self._plan.shared_bytes,
+            threads,
+            1,
+            1,
+            self._plan.shared_bytes + (16 * params.filter_entries if self._filters_in_shared else 0),
             stream,
             ctypes.addressof(arguments),
             0,

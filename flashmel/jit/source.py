@@ -6,17 +6,11 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from ..plan import Architecture, LaunchPlan
+from ..plan import Architecture, LaunchPlan, factor_entries, factor_offsets
 from ..spec import StftSpec
-from ..tables import factor_offsets
 
-# Names of torch dtypes, without torch: C++ type and the header that it needs.
-_TYPES = {
-    "float32": ("float", None),
-    "int16": ("short", None),
-    "float16": ("__half", "cuda_fp16.h"),
-    "bfloat16": ("__nv_bfloat16", "cuda_bf16.h"),
-}
+# Names of torch dtypes, without torch, and of the kernel's types (epilogue.cuh).
+_TYPES = {"float32": "float", "int16": "short", "float16": "Half", "bfloat16": "Bfloat16"}
 INPUT_TYPES = tuple(_TYPES)
 OUTPUT_TYPES = ("float32", "float16", "bfloat16")
 
@@ -30,6 +24,7 @@ class Specialisation:
     arch: Architecture
     input_type: str
     output_type: str
+    filters_in_shared: bool
 
 
 @cache
@@ -47,14 +42,16 @@ def config_header(s: Specialisation) -> str:
         "hop_length": spec.hop_length,
         "margin": spec.margin,
         "pad": spec.pad,
-        **{field.name: getattr(plan, field.name) for field in fields(plan)},
+        **{field.name: int(getattr(plan, field.name)) for field in fields(plan)},
+        "points": plan.points,
         "threads_per_frame": plan.threads_per_frame,
         "bin_slices": plan.bin_slices,
         **factor_offsets(plan),
+        "factor_entries": factor_entries(plan),
+        "filters_in_shared": int(s.filters_in_shared),
     }
-    (input_type, input_header), (output_type, output_header) = _TYPES[s.input_type], _TYPES[s.output_type]
-    lines = ["#pragma once", *sorted({f"#include <{header}>" for header in (input_header, output_header) if header})]
-    lines += ["struct Config {", f"  using Input = {input_type};", f"  using Output = {output_type};"]
+    lines = ["#pragma once", "struct Config {"]
+    lines += [f"  using Input = {_TYPES[s.input_type]};", f"  using Output = {_TYPES[s.output_type]};"]
     lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
     lines += [f"  static constexpr float power = {float(spec.power).hex()}f;"]
     lines += [f"  static constexpr PadMode pad_mode = PadMode::{spec.pad_mode};"]

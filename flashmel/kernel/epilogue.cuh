@@ -1,19 +1,31 @@
-// Stage 4: from the float32 sum to what is stored.
+// Number types: from what is read to float32, and stage 4, from the float32 sum to what is stored.
 #pragma once
 
+struct Half {
+  unsigned short bits;
+};
+struct Bfloat16 {  // the upper half of a float
+  unsigned short bits;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(short x) { return float(x); }  // the scale is in the window table
+__device__ inline float to_float(Half x) { return half_to_float(x.bits); }
+__device__ inline float to_float(Bfloat16 x) { return float_of_bits(unsigned(x.bits) << 16); }
+
 template <class Output>
-__device__ inline Output from_float(float x) {
-  return Output(x);
-}
-#ifdef __CUDA_FP16_H__
+__device__ inline Output from_float(float x);
 template <>
-__device__ inline __half from_float<__half>(float x) {
-  return __float2half_rn(x);
+__device__ inline float from_float<float>(float x) {
+  return x;
 }
-#endif
-#ifdef __CUDA_BF16_H__
 template <>
-__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
+__device__ inline Half from_float<Half>(float x) {
+  return {float_to_half(x)};
 }
-#endif
+template <>
+__device__ inline Bfloat16 from_float<Bfloat16>(float x) {  // to nearest, ties to even
+  const unsigned bits = bits_of_float(x);
+  if (x != x) return {0x7fff};
+  return {(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}

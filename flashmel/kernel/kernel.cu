@@ -1,5 +1,10 @@
-// waveform -> load -> fft -> project -> epilogue -> mel, for one tile of frames_per_block frames at a time.
-#include <cufftdx.hpp>
+// waveform -> load -> fft -> project -> epilogue -> mel.
+//
+// A tile is up to frames_per_tile consecutive frames of a row. One block runs on each multiprocessor; its threads are
+// teams, each of which takes tile after tile. While a team transforms one tile, the samples of its next one are on their
+// way to shared memory.
+#include "device.cuh"
+#include "epilogue.cuh"
 
 enum class PadMode { reflect, constant, replicate, circular };
 
@@ -7,36 +12,102 @@ enum class PadMode { reflect, constant, replicate, circular };
 struct Params {
   const void* waveform;   // (rows, n_samples), rows row_stride samples apart
   void* mel;              // (rows, n_mels, frames), contiguous
-  const float4* tables;   // window, twiddle and separation factors: tables.py, kernel_tables
-  const int4* filters;    // (n_mels,): first bin, rounds, place of the first weight
-  const float* weights;   // of all filters, one after another, in the order of project.cuh's reads
-  long long n_samples, row_stride, frames, rows;
-  int n_mels;
+  const float4* factors;  // window, twiddle and separation factors: tables.py, kernel_tables
+  const int4* filters;    // (n_filters,): places of the first bin and weights, rounds, row of mel; then the weights
+  long long n_samples, row_stride, frames;
+  unsigned tiles, all_tiles;    // of a row, of all rows; below 2^31
+  unsigned magic, shift;        // to divide by tiles
+  unsigned step;                // from a team's tile to its next one
+  unsigned first_inner, inner;  // tiles of a row that touch no padding: the first, how many
+  int aligned;                  // whether each of them starts at a multiple of a chunk's size in memory
+  int n_mels, n_filters;        // n_filters: n_mels, up to a multiple of 4
+  int filter_entries;           // of 16 bytes, with the weights
 };
 
 #include "config.h"
 
-// The grid is (tiles of a row, rows, more rows): no division, and nothing to keep in registers.
-__device__ inline long long block_row() { return (long long)blockIdx.z * gridDim.y + blockIdx.y; }
+// One of params.rows * params.tiles, row after row. One number, for it stays in a register throughout.
+struct Tile {
+  unsigned index;
+
+  __device__ static Tile first(int team) { return {blockIdx.x + gridDim.x * team}; }
+  __device__ Tile next(const Params& params) const { return {index + params.step}; }
+  __device__ bool exists(const Params& params) const { return index < params.all_tiles; }
+  // index / params.tiles, by plan.py's launch().
+  __device__ unsigned row(const Params& params) const { return (__umulhi(index, params.magic) + index) >> params.shift; }
+  __device__ unsigned number(const Params& params) const { return index - row(params) * params.tiles; }  // in its row
+};
+
+// A thread's place in its team. Not kept, but asked for where it is needed.
 template <class Config>
-__device__ inline long long block_first_frame() {
-  return (long long)blockIdx.x * Config::frames_per_block;
+struct Place {
+  int thread = thread_index() % Config::threads;
+  int frame = thread % Config::frames_per_tile;   // lanes of a warp are frames first
+  int of_frame = thread / Config::frames_per_tile;
+};
+template <class Config>
+__device__ inline int team() {
+  return thread_index() / Config::threads;
+}
+template <class Config>
+__device__ inline void team_barrier() {
+  named_barrier(team<Config>(), Config::threads);
 }
 
 #include "load.cuh"
-#include "epilogue.cuh"
 #include "project.cuh"
+#include "dft.cuh"
 #include "fft.cuh"
 
-// One tile a block: in a loop over tiles the compiler keeps every stage's addresses in registers, and spills.
-extern "C" __global__ void __launch_bounds__(Config::threads, Config::min_blocks)
+extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
     mel_spectrogram(const __grid_constant__ Params params) {
-  extern __shared__ float4 shared_memory[];  // float4 for its alignment
-  unsigned char* const shared = reinterpret_cast<unsigned char*>(shared_memory);
-  if (block_row() >= params.rows) return;
-  load<Config>(params, reinterpret_cast<float*>(shared));
-  const Columns<Config> mine(params.tables);
+  extern __shared__ float4 shared_memory[];  // team after team; the tables
+  using Input = Config::Input;
+  const auto samples = [&] { return reinterpret_cast<Input*>(shared_memory + team<Config>() * Config::team_entries); };
+  const auto spectra = [&] {
+    return reinterpret_cast<float2*>(shared_memory + team<Config>() * Config::team_entries + Config::samples_entries);
+  };
+  float4* const tables = shared_memory + Config::teams * Config::team_entries;
+  const float4* factors = params.factors;
+  const int4* filters = params.filters;
+  if constexpr (Config::factors_in_shared) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Config::factor_entries; i += blockDim.x) copy_async<16>(tables + i, params.factors + i);
+    factors = tables;
+  }
+  if constexpr (Config::filters_in_shared) {
+    int4* const to = reinterpret_cast<int4*>(tables + (Config::factors_in_shared ? Config::factor_entries : 0));
+#pragma unroll 1
+    for (int i = threadIdx.x; i < params.filter_entries; i += blockDim.x) copy_async<16>(to + i, params.filters + i);
+    filters = to;
+  }
+
+  Tile tile = Tile::first(team<Config>());
+  const auto load_all = [&] {
+    load<Config, false>(params, tile, samples());
+    load<Config, true>(params, tile, samples());
+  };
+  if constexpr (Config::prefetch) load_all();
+  wait_for_copies();
   __syncthreads();
-  fft<Config>(mine, params.tables, shared);
-  project<Config>(params, reinterpret_cast<const float*>(shared));
+  while (tile.exists(params)) {
+    if constexpr (!Config::prefetch) {
+      load_all();
+      wait_for_copies();
+      team_barrier<Config>();
+    }
+    fft<Config>(
+        samples(), spectra(), factors,
+        [&] {
+          if constexpr (Config::prefetch) load<Config, false>(params, tile.next(params), samples());
+        },
+        [&] {
+          if constexpr (Config::prefetch) load<Config, true>(params, tile.next(params), samples());
+        });
+    wait_for_copies();  // of the next tile's samples
+    team_barrier<Config>();
+    project<Config>(params, tile, reinterpret_cast<const float*>(spectra()), filters);
+    if constexpr (!Config::prefetch) team_barrier<Config>();
+    tile = tile.next(params);
+  }
 }

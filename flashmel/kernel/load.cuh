@@ -1,26 +1,17 @@
-// Stage 1: the samples of a tile's frames, padding resolved and converted to float, from global to shared memory.
+// Stage 1: the samples of a tile's frames, padding resolved, from global to shared memory, in the waveform's own type.
 #pragma once
-
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(short x) { return float(x) * (1.0f / 32768.0f); }
-#ifdef __CUDA_FP16_H__
-__device__ inline float to_float(__half x) { return __half2float(x); }
-#endif
-#ifdef __CUDA_BF16_H__
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-#endif
 
 // The samples that a tile needs: its span of the signal, or where hops are longer than frames, frame after frame.
 template <class Config>
 struct Stage {
   static constexpr bool gaps = Config::hop_length > Config::n_fft;
   static constexpr int pitch = gaps ? Config::n_fft : Config::hop_length;
-  static constexpr long long span = (Config::frames_per_block - 1ll) * Config::hop_length + Config::n_fft;
-  static constexpr int count = gaps ? Config::frames_per_block * Config::n_fft : int(span);
+  static constexpr long long span = (Config::frames_per_tile - 1ll) * Config::hop_length + Config::n_fft;
+  static constexpr int count = gaps ? Config::frames_per_tile * Config::n_fft : int(span);
 
   // Where in the span needed sample p lies.
   __device__ static constexpr long long source(int p) { return gaps ? p / pitch * (long long)Config::hop_length + p % pitch : p; }
-  // Where in shared memory it goes. Every pitch of samples is followed by `skew` unused words, so that the same sample
+  // Where in shared memory it goes. Every pitch of samples is followed by `skew` unused places, so that the same sample
   // of neighbouring frames lies in different banks.
   __device__ static constexpr int place(int p) { return p + p / pitch * Config::skew; }
 };
@@ -44,37 +35,69 @@ __device__ inline long long source_index(long long j, long long n_samples) {
   return j >= 0 && j < n_samples ? j : -1;
 }
 
+// A copy of a whole tile, chunk after chunk, with constant strides. Asynchronous.
 template <class Config>
-__device__ inline void load(const Params& params, float* samples) {
+struct InnerCopy {
   using Input = typename Config::Input;
   using S = Stage<Config>;
-  const Input* x = static_cast<const Input*>(params.waveform) + block_row() * params.row_stride;
-  const long long j0 = block_first_frame<Config>() * Config::hop_length - Config::margin;  // of the span's first sample, after `pad`
-  const long long i0 = j0 - Config::pad;                                   // the same sample in the waveform
-  constexpr long long crop = Config::pad < 0 ? -Config::pad : 0;
+  static constexpr int bytes = Config::chunk * sizeof(Input), step = Config::chunk * Config::threads;
+  static constexpr int copies = (S::count + step - 1) / step;
+  static constexpr bool possible = bytes >= 4 && !S::gaps && (Config::skew == 0 || step % S::pitch == 0) && copies <= 32;
 
-  if (i0 >= crop && i0 + S::span <= params.n_samples - crop) {  // no padding in this tile
-    x += i0;
-    int done = 0;
-    if constexpr (!S::gaps && (Config::skew == 0 || S::pitch % 4 == 0)) {
-      struct alignas(4 * sizeof(Input)) Quad {
-        Input v[4];
-      };
-      if (reinterpret_cast<unsigned long long>(x) % sizeof(Quad) == 0) {
-        done = S::count / 4 * 4;
-        for (int p = 4 * threadIdx.x; p < done; p += 4 * Config::threads) {
-          const Quad q = *reinterpret_cast<const Quad*>(x + p);
-          float2* to = reinterpret_cast<float2*>(samples + S::place(p));
-          to[0] = make_float2(to_float(q.v[0]), to_float(q.v[1]));
-          to[1] = make_float2(to_float(q.v[2]), to_float(q.v[3]));
-        }
+  __device__ static void run(const Input* x, Input* samples, int thread) {
+    x += Config::chunk * thread;
+    samples += S::place(Config::chunk * thread);
+#pragma unroll
+    for (int i = 0; i < copies; ++i) {
+      if ((i + 1) * step <= S::count || Config::chunk * thread < S::count - i * step) {
+        copy_async<bytes>(samples + S::place(i * step), x + i * step);
       }
     }
-    for (int p = done + threadIdx.x; p < S::count; p += Config::threads) samples[S::place(p)] = to_float(x[S::source(p)]);
-  } else {
-    for (int p = threadIdx.x; p < S::count; p += Config::threads) {
-      const long long i = source_index<Config>(j0 + S::source(p), params.n_samples);
-      samples[S::place(p)] = i < 0 ? 0.0f : to_float(x[i]);
+  }
+};
+
+// A copy of any tile, which starts i0 samples into x: chunks where they lie inside the waveform, else sample by sample.
+template <class Config, int chunk>
+__device__ inline void copy_any(const Params& params, const typename Config::Input* x, long long i0,
+                                typename Config::Input* samples, int thread) {
+  using Input = typename Config::Input;
+  using S = Stage<Config>;
+  constexpr int bytes = chunk * sizeof(Input), crop = Config::pad < 0 ? -Config::pad : 0;
+#pragma unroll 1
+  for (int p = chunk * thread; p < S::count; p += chunk * Config::threads) {
+    const long long i = i0 + S::source(p);
+    Input* const to = samples + S::place(p);
+    if constexpr (bytes >= 4) {
+      if (i >= crop && i + chunk <= params.n_samples - crop) {
+        copy_async<bytes>(to, x + i);
+        continue;
+      }
     }
+#pragma unroll 1
+    for (int h = 0; h < chunk; ++h) {
+      const long long from = source_index<Config>(i + h + Config::pad, params.n_samples);
+      to[h] = from < 0 ? Input{} : x[from];
+    }
+  }
+}
+
+// The samples of a tile, if it is one for InnerCopy (no padding, aligned), or, with `edge`, any other; else nothing. They
+// may be read after wait_for_copies() and a barrier.
+template <class Config, bool edge>
+__device__ inline void load(const Params& params, const Tile& tile, typename Config::Input* samples) {
+  using Input = typename Config::Input;
+  if constexpr (!edge && !InnerCopy<Config>::possible) return;
+  const unsigned number = tile.number(params);
+  const bool inner = InnerCopy<Config>::possible && number - params.first_inner < params.inner && params.aligned;
+  if (inner == edge || !tile.exists(params)) return;
+  const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
+  const long long i0 = (long long)number * Config::frames_per_tile * Config::hop_length - (Config::margin + Config::pad);
+  const int thread = Place<Config>().thread;
+  if constexpr (!edge) {
+    InnerCopy<Config>::run(x + i0, samples, thread);
+  } else if (params.aligned) {
+    copy_any<Config, Config::chunk>(params, x, i0, samples, thread);
+  } else {
+    copy_any<Config, 1>(params, x, i0, samples, thread);
   }
 }

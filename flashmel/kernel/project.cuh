@@ -1,60 +1,97 @@
-// Stage 3: mel filters times powers. Eight lanes of a warp share a filter, so a warp takes four neighbouring filters, of
-// much the same length, at a time. A lane takes up to four frames (one 16-byte read for each bin); where the tile has
-// fewer than 32 frames, the lanes left over take every second, fourth or eighth bin. In a round a lane takes two bins; the
-// host fills each filter up to whole rounds with zero weights, and the powers end in as many zero bins.
+// Stage 3: mel filters times powers. A warp takes four neighbouring filters at a time, eight lanes each. A lane takes up to
+// four frames (one 16-byte read for each bin); where the tile has fewer than 32 frames, the lanes left over take every
+// second, fourth or eighth bin, and add up in the end. In a round a lane takes two bins. The host gives the four filters
+// equally many rounds, filled up with zero weights, and the powers end in as many zero bins as one round has.
 #pragma once
 
 template <class Config>
 struct Projection {
-  static constexpr int frames = Config::frames_per_block;
+  static constexpr int frames = Config::frames_per_tile;
   static constexpr int frames_per_lane = frames < 4 ? frames : 4;
   static constexpr int groups = frames / frames_per_lane;  // of frames
   static constexpr int lanes = 8;                          // a filter
   static constexpr int slices = Config::bin_slices;        // lanes / groups: of a filter's bins
-  static constexpr int step = Config::threads / lanes;     // filters at a time in the block
+  static constexpr int step = Config::threads / lanes;     // filters at a time in the team
 
   // Powers are stored bin by bin, the frames of a bin in this order: a lane's frames side by side, and the lanes of a
   // store on consecutive frames.
   __device__ static constexpr int place(int frame) { return frame % groups * frames_per_lane + frame / groups; }
 };
 
+// Add up the sums of a filter's slices, lanes `offset`, 2 * offset, ... apart. While a lane has several frames, each of two
+// lanes keeps half of them.
+template <int held, int offset, int lanes>
+__device__ inline void add_slices(float* sum, int lane) {
+  if constexpr (offset < lanes) {
+    constexpr int kept = held > 1 ? held / 2 : 1;
+    const bool upper = lane & offset;
+#pragma unroll
+    for (int v = 0; v < kept; ++v) {
+      const float lower_half = sum[v], upper_half = sum[held > 1 ? v + kept : v];
+      sum[v] = (upper ? upper_half : lower_half) + __shfl_xor_sync(0xffffffffu, upper ? lower_half : upper_half, offset);
+    }
+    add_slices<kept, 2 * offset, lanes>(sum, lane);
+  }
+}
+
 template <class Config>
-__device__ inline void project(const Params& params, const float* powers) {
+__device__ inline void project(const Params& params, const Tile& tile, const float* powers, const int4* filters) {
   using P = Projection<Config>;
   using Output = typename Config::Output;
   struct alignas(4 * P::frames_per_lane) Powers {
     float of_frame[P::frames_per_lane];
   };
-  const int lane = threadIdx.x % P::lanes, group = lane % P::groups, slice = lane / P::groups;
-  const Powers* power = reinterpret_cast<const Powers*>(powers) + group;
-  const long long t = block_first_frame<Config>() + group;
-  int m = threadIdx.x / P::lanes;
-  Output* mel = static_cast<Output*>(params.mel) + (block_row() * params.n_mels + m) * params.frames + t;
-  const int stored = slice == 0 ? int(min(params.frames - t, (long long)P::frames)) : 0;
+  const int thread = Place<Config>().thread;
+  const int lane = thread % P::lanes, group = lane % P::groups, slice = lane / P::groups;
+  const Powers* power = reinterpret_cast<const Powers*>(powers) + opaque(slice * P::groups + group);
+  const float2* weights = reinterpret_cast<const float2*>(filters + params.n_filters) + slice;
 
-  // First bin, rounds, first weight; the first filter's arrive while the block waits for the powers.
-  int4 filter = m < params.n_mels ? params.filters[m] : make_int4(0, 0, 0, 0);
-  __syncthreads();
-  // Every lane goes round as often as the warp's first: the shuffles need all of them.
-  while (m / 4 * 4 < params.n_mels) {
-    const bool exists = m < params.n_mels;
-    const float2* weights = reinterpret_cast<const float2*>(params.weights + filter.z) + slice;
-    const Powers* bin = power + (filter.x + slice) * P::groups;
+  // The frames that the lane stores: after add_slices, its share of those that it summed.
+  constexpr int left = P::frames_per_lane > P::slices ? P::frames_per_lane / P::slices : 1;
+  int first = 0, held = P::frames_per_lane;
+  bool stores = true;
+#pragma unroll
+  for (int offset = P::groups; offset < P::lanes; offset *= 2) {
+    const bool upper = lane & offset;
+    stores = stores && !(held == 1 && upper);  // else the lane below has the same sum
+    held /= 2;
+    first += upper ? held : 0;
+    held = held > 1 ? held : 1;
+  }
+  const long long t = (long long)tile.number(params) * P::frames + first * P::groups + group;
+  const int stored = stores ? int(min(params.frames - t, (long long)P::frames)) : 0;
+  const bool all_stored = stored > (left - 1) * P::groups;
+  Output* const mel = static_cast<Output*>(params.mel) + (long long)tile.row(params) * params.n_mels * params.frames + t;
+
+  for (int i = thread / P::lanes; i < params.n_filters; i += P::step) {
+    const int4 filter = filters[i];
+    const float2* weight = weights + filter.z;
+    const Powers* bin = power + filter.x;
     float sum[P::frames_per_lane] = {};
-    for (int round = 0; round < filter.y; ++round, weights += P::slices, bin += 2 * P::lanes) {
-      const float2 weight = *weights;
+    int rounds = filter.y;
+#pragma unroll 1
+    do {
+      const float2 w = *weight;
       const Powers a = bin[0], b = bin[P::lanes];
 #pragma unroll
-      for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += weight.x * a.of_frame[v] + weight.y * b.of_frame[v];
-    }
+      for (int v = 0; v < P::frames_per_lane; ++v) {
+        sum[v] += w.x * a.of_frame[v];
+        sum[v] += w.y * b.of_frame[v];
+      }
+      weight += 4 * P::slices;
+      bin += 2 * P::lanes;
+    } while (--rounds > 0);
+    add_slices<P::frames_per_lane, P::groups, P::lanes>(sum, lane);
+    if (filter.w >= params.n_mels) continue;
+    Output* const to = mel + filter.w * params.frames;
+    if (all_stored) {
 #pragma unroll
-    for (int v = 0; v < P::frames_per_lane; ++v) {
+      for (int v = 0; v < left; ++v) to[v * P::groups] = from_float<Output>(sum[v]);
+    } else {
 #pragma unroll
-      for (int offset = P::groups; offset < P::lanes; offset *= 2) sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], offset);
-      if (exists && v * P::groups < stored) mel[v * P::groups] = from_float<Output>(sum[v]);
+      for (int v = 0; v < left; ++v) {
+        if (v * P::groups < stored) to[v * P::groups] = from_float<Output>(sum[v]);
+      }
     }
-    m += P::step;
-    mel += P::step * params.frames;
-    filter = m < params.n_mels ? params.filters[m] : make_int4(0, 0, 0, 0);
   }
 }

@@ -3,20 +3,23 @@
 
 float4 shared_memory[1 << 14];
 
-extern "C" void run(const Params* params, unsigned x, unsigned y, unsigned z) {
-  gridDim = {x, y, z};
-  for (unsigned block = 0; block < x * y * z; ++block) {
-    std::barrier<> barrier(Config::threads);
+extern "C" void run(const Params* params, unsigned blocks, int block_threads) {
+  blockDim = {unsigned(block_threads), 1, 1};
+  gridDim = {blocks, 1, 1};
+  for (unsigned block = 0; block < blocks; ++block) {
+    std::barrier<> barrier(block_threads);
     block_barrier = &barrier;
+    team_barriers.clear();
+    for (int team = 0; team < block_threads / Config::threads; ++team) team_barriers.push_back(std::make_unique<std::barrier<>>(Config::threads));
     warp_barriers.clear();
-    for (int warp = 0; warp < Config::threads / 32; ++warp) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
-    shuffle_values.assign(Config::threads, 0.0f);
+    for (int warp = 0; warp < block_threads / 32; ++warp) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
+    shuffle_values.assign(block_threads, 0.0f);
     std::memset(shared_memory, 0xff, sizeof shared_memory);  // NaN
     std::vector<std::thread> threads;
-    for (unsigned i = 0; i < unsigned(Config::threads); ++i)
+    for (unsigned i = 0; i < blockDim.x; ++i)
       threads.emplace_back([=] {
         threadIdx = {i, 0, 0};
-        blockIdx = {block % x, block / x % y, block / x / y};
+        blockIdx = {block, 0, 0};
         mel_spectrogram(*params);
       });
     for (auto& thread : threads) thread.join();
