@@ -300,9 +300,9 @@ def layouts(spec: StftSpec, arch: Architecture, factors: Factors, frames: int, s
     r1, r2, r3 = factors.r1, factors.r2, factors.r3
     hop, n_fft = spec.hop_length, spec.n_fft
     pitch = min(hop, n_fft)  # of frames in shared memory: gaps between them are not loaded
-    unit = 1 if n_fft % 2 else 2  # samples that a lane reads at a time
-    side_by_side = max(1, 128 // (unit * sample_bytes) // frames)
-    skew = 0 if pitch % unit or frames == 1 else unit * _odd_multiple(pitch // unit, side_by_side) - pitch
+    side_by_side = max(1, 128 // (2 * sample_bytes) // frames)  # pairs of samples
+    # Odd hops need none. Odd n_fft reads sample by sample: to find each behind a skew cost more than the conflicts (98 µs, 79).
+    skew = 0 if pitch % 2 or n_fft % 2 or frames == 1 else 2 * _odd_multiple(pitch // 2, side_by_side) - pitch
     sample_stride = pitch + skew
     samples = _entries(sample_bytes * ((frames - 1) * sample_stride + n_fft + (n_fft - 1) // pitch * skew))
     chunk = math.gcd(16 // sample_bytes, hop, pitch, skew, n_fft, spec.margin + spec.pad)

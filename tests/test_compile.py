@@ -1,4 +1,4 @@
-"""Every kernel variant compiles for every architecture, without a GPU, and keeps its plan's promises: it fits, and spills no array."""
+"""Every kernel variant compiles for every architecture, without a GPU, and keeps its promises: it fits, and spills no array."""
 
 import multiprocessing
 import os

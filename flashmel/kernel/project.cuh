@@ -67,7 +67,7 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     const int4 filter = filters[i];
     const float2* weight = weights + filter.z;
     const Powers* bin = power + filter.x;
-    float sum[P::frames_per_lane] = {};
+    float sum[P::frames_per_lane] = {}, odd[P::frames_per_lane] = {};  // of every second bin: long sums round less
     int rounds = filter.y;
 #pragma unroll 1
     do {
@@ -76,11 +76,13 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
 #pragma unroll
       for (int v = 0; v < P::frames_per_lane; ++v) {
         sum[v] += w.x * a.of_frame[v];
-        sum[v] += w.y * b.of_frame[v];
+        odd[v] += w.y * b.of_frame[v];
       }
       weight += 4 * P::slices;
       bin += 2 * P::lanes;
     } while (--rounds > 0);
+#pragma unroll
+    for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += odd[v];
     add_slices<P::frames_per_lane, P::groups, P::lanes>(sum, lane);
     if (filter.w >= params.n_mels) continue;
     Output* const to = mel + filter.w * params.frames;
