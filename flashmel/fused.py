@@ -26,6 +26,7 @@ class UnavailableError(RuntimeError):
 
 
 class _Tables(NamedTuple):
+    plan: LaunchPlan
     versions: tuple[int, int]  # of window and fb when they were read
     owners: tuple[StorageWeakRef, StorageWeakRef]
     factors: Tensor
@@ -34,7 +35,9 @@ class _Tables(NamedTuple):
 
 
 _lock = threading.RLock()  # one thread prepares; the others wait for what it makes
-_kernels: dict[tuple, Kernel | UnavailableError] = {}
+# Plans are hashed once a configuration, here; what follows from a plan is kept under its id, and keeps it.
+_plans: dict[tuple, LaunchPlan | UnavailableError] = {}
+_kernels: dict[tuple, tuple[LaunchPlan, Kernel | UnavailableError]] = {}
 _tables: dict[tuple, _Tables] = {}
 _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
 
@@ -62,15 +65,13 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
 
     with torch.cuda.device(waveform.device):
         device = waveform.device.index
-        arch, multiprocessors = _device(device)
-        plan = _plan(spec, arch, rows.element_size())
+        plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, spec, plan, rows.dtype)
-        filters_in_shared = 16 * len(tables.filters) <= plan.spare_bytes
-        kernel = _kernel(Specialisation(spec, plan, arch, _name(rows.dtype), _name(out.dtype), filters_in_shared), device)
+        kernel = _kernel(spec, plan, device, rows.dtype, out.dtype, 16 * len(tables.filters) <= plan.spare_bytes)
         if torch.cuda.is_current_stream_capturing():
             _captured[id(tables)] = tables
         try:
-            grid = launch(spec, plan, n_samples, n_rows, multiprocessors)
+            grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
         chunk_bytes = plan.chunk * rows.element_size()
@@ -122,7 +123,7 @@ def path(spec: StftSpec, device: torch.device) -> str:
     reason = unavailable_reason(device)
     if reason is None:
         try:
-            return f"fused kernel: {_plan(spec, architecture(*torch.cuda.get_device_capability(device)), 4)}"
+            return f"fused kernel: {_plan(spec, torch.cuda.current_device() if device.index is None else device.index, 4)}"
         except UnavailableError as error:
             reason = str(error)
     return f"plain torch on {device}: {reason}"
@@ -149,29 +150,40 @@ def _device(ordinal: int) -> tuple[Architecture, int]:
         raise UnavailableError(str(error)) from None
 
 
-def _plan(spec: StftSpec, arch: Architecture, sample_bytes: int) -> LaunchPlan:
-    try:
-        return make_plan(spec, arch, sample_bytes, environment.frames_per_tile())
-    except UnsupportedError as error:
-        raise UnavailableError(str(error)) from None
-
-
-def _kernel(s: Specialisation, device: int) -> Kernel:
-    key = (s, device)
-    found = _kernels.get(key)
+def _plan(spec: StftSpec, device: int, sample_bytes: int) -> LaunchPlan:
+    key = (spec, device, sample_bytes)
+    found = _plans.get(key)
     if found is None:
-        with _lock:
-            found = _kernels.get(key)
-            if found is None:
-                _refuse_in_capture("the kernel")
-                try:
-                    found = Kernel(s, device)
-                except (toolchain.ToolchainError, CompileError, DriverError) as error:
-                    found = UnavailableError(str(error))
-                _kernels[key] = found
+        try:
+            found = make_plan(spec, _device(device)[0], sample_bytes, environment.frames_per_tile())
+        except UnsupportedError as error:
+            found = UnavailableError(str(error))
+        found = _plans.setdefault(key, found)
     if isinstance(found, UnavailableError):
         raise UnavailableError(*found.args)
     return found
+
+
+def _kernel(
+    spec: StftSpec, plan: LaunchPlan, device: int, samples: torch.dtype, output: torch.dtype, filters_in_shared: bool
+) -> Kernel:
+    key = (id(plan), device, samples, output, filters_in_shared)
+    if key not in _kernels:
+        with _lock:
+            if key not in _kernels:
+                _refuse_in_capture("the kernel")
+                found: Kernel | UnavailableError
+                try:
+                    found = Kernel(
+                        Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), filters_in_shared), device
+                    )
+                except (toolchain.ToolchainError, CompileError, DriverError) as error:
+                    found = UnavailableError(str(error))
+                _kernels[key] = plan, found
+    _, kernel = _kernels[key]
+    if isinstance(kernel, UnavailableError):
+        raise UnavailableError(*kernel.args)
+    return kernel
 
 
 def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
@@ -184,7 +196,7 @@ def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, sam
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
         return _build_tables((0, 0), window, fb, spec, plan, samples)
     versions = (window._version, fb._version)
-    key = (_place(window), _place(fb), spec, plan, samples)
+    key = (_place(window), _place(fb), id(plan), samples)
     found = _tables.get(key)
     if found is None or found.versions != versions:
         with _lock:
@@ -218,4 +230,4 @@ def _build_tables(
     # In a thread of its own: memory pools of CUDA graphs are bound to a thread and its stream, and these outlive any.
     with ThreadPoolExecutor(1) as thread:
         factors, filters = thread.submit(upload).result()
-        return _Tables(versions, owners, factors, filters, host.n_filters)
+        return _Tables(plan, versions, owners, factors, filters, host.n_filters)

@@ -64,6 +64,7 @@ def every_warning_anew(monkeypatch):
 @pytest.fixture
 def cold(monkeypatch):
     """A process that has not called anything yet, as far as flashmel knows."""
+    monkeypatch.setattr(fused, "_plans", {})
     monkeypatch.setattr(fused, "_kernels", {})
     monkeypatch.setattr(fused, "_tables", {})
 

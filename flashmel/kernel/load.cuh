@@ -76,7 +76,13 @@ __device__ inline void copy_any(const Params& params, const typename Config::Inp
 #pragma unroll 1
     for (int h = 0; h < chunk; ++h) {
       const long long from = source_index<Config>(i + h + Config::pad, params.n_samples);
-      to[h] = from < 0 ? Input{} : x[from];
+      if (from < 0) {
+        to[h] = Input{};
+      } else if constexpr (sizeof(Input) == 4) {
+        copy_async<4>(to + h, x + from);  // not one after another
+      } else {
+        to[h] = x[from];
+      }
     }
   }
 }

@@ -67,22 +67,27 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     const int4 filter = filters[i];
     const float2* weight = weights + filter.z;
     const Powers* bin = power + filter.x;
-    float sum[P::frames_per_lane] = {}, odd[P::frames_per_lane] = {};  // of every second bin: long sums round less
+    float sum[P::frames_per_lane] = {};
     int rounds = filter.y;
+    do {  // in blocks: one long sum would round as often as it has bins
+      float part[P::frames_per_lane] = {};
+      int block = min(rounds, 16);
+      rounds -= block;
 #pragma unroll 1
-    do {
-      const float2 w = *weight;
-      const Powers a = bin[0], b = bin[P::lanes];
+      do {
+        const float2 w = *weight;
+        const Powers a = bin[0], b = bin[P::lanes];
 #pragma unroll
-      for (int v = 0; v < P::frames_per_lane; ++v) {
-        sum[v] += w.x * a.of_frame[v];
-        odd[v] += w.y * b.of_frame[v];
-      }
-      weight += 4 * P::slices;
-      bin += 2 * P::lanes;
-    } while (--rounds > 0);
+        for (int v = 0; v < P::frames_per_lane; ++v) {
+          part[v] += w.x * a.of_frame[v];
+          part[v] += w.y * b.of_frame[v];
+        }
+        weight += 4 * P::slices;
+        bin += 2 * P::lanes;
+      } while (--block > 0);
 #pragma unroll
-    for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += odd[v];
+      for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += part[v];
+    } while (rounds > 0);
     add_slices<P::frames_per_lane, P::groups, P::lanes>(sum, lane);
     if (filter.w >= params.n_mels) continue;
     Output* const to = mel + filter.w * params.frames;
