@@ -55,6 +55,9 @@ def variants():
         for types in [*((t, "float32") for t in INPUT_TYPES), *(("float32", t) for t in OUTPUT_TYPES)]:
             add("-to-".join(types), WHISPER, arch, *types)
         add("filters-in-global", WHISPER, arch, "float32", "float32", False)
+    for pad in (2**31 - 1, 1 - 2**31):  # no sum of these is an int
+        add(f"pad-{pad}", StftSpec(400, 400, 160, pad), HOPPER)
+    add("hop-largest", StftSpec(400, 400, 2**31 - 1), HOPPER)
     return dict(found.values())
 
 

@@ -97,7 +97,7 @@ __device__ inline void load(const Params& params, const Tile& tile, typename Con
   const bool inner = InnerCopy<Config>::possible && number - params.first_inner < params.inner && params.aligned;
   if (inner == edge || !tile.exists(params)) return;
   const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
-  const long long i0 = (long long)number * Config::frames_per_tile * Config::hop_length - (Config::margin + Config::pad);
+  const long long i0 = (long long)number * Config::frames_per_tile * Config::hop_length - Config::margin - Config::pad;
   const int thread = Place<Config>().thread;
   if constexpr (!edge) {
     InnerCopy<Config>::run(x + i0, samples, thread);
