@@ -580,7 +580,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what was found, and whether the fused CUDA path is available and why")
     doctor.add_argument("--n-fft", type=int, metavar="N", help="also which path this size takes, and why")
     doctor.add_argument("--hop-length", type=int, metavar="N", help="with --n-fft (default: half of it)")
-    doctor.add_argument("--arch", type=_architecture, metavar="sm_NN", help="with --n-fft: (default: this machine's, else all)")
+    doctor.add_argument(
+        "--arch", type=_architecture, metavar="sm_NN", help="with --n-fft: the GPU's (default: this machine's, else all)"
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 

@@ -16,7 +16,7 @@ from .jit import toolchain
 from .jit.compiler import CompileError
 from .jit.driver import DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
-from .plan import Architecture, LaunchPlan, UnsupportedError, architecture, launch, make_plan
+from .plan import Architecture, Launch, LaunchPlan, UnsupportedError, architecture, launch, make_plan
 from .spec import StftSpec
 from .tables import kernel_tables
 
@@ -74,30 +74,37 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
-        chunk_bytes = plan.chunk * rows.element_size()
-        first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
-        params = LaunchParams(
-            rows.data_ptr(),
-            out.data_ptr(),
-            tables.factors.data_ptr(),
-            tables.filters.data_ptr(),
-            n_samples,
-            rows.stride(0),
-            frames,
-            grid.tiles,
-            grid.all_tiles,
-            grid.magic,
-            grid.shift,
-            grid.step,
-            grid.first_inner,
-            grid.inner,
-            first_address % chunk_bytes == 0 and (n_rows == 1 or rows.stride(0) % plan.chunk == 0),
-            n_mels,
-            tables.n_filters,
-            len(tables.filters),
-        )
+        params = launch_params(spec, plan, grid, rows, out, tables)
         kernel.launch(params, grid.blocks, grid.threads, torch._C._cuda_getCurrentRawStream(device))
     return out
+
+
+def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, out: Tensor, tables: _Tables) -> LaunchParams:
+    """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and ``out`` (..., n_mels, frames)."""
+    n_rows, n_samples = rows.shape
+    n_mels, frames = out.shape[-2:]
+    chunk_bytes = plan.chunk * rows.element_size()
+    first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
+    return LaunchParams(
+        rows.data_ptr(),
+        out.data_ptr(),
+        tables.factors.data_ptr(),
+        tables.filters.data_ptr(),
+        n_samples,
+        rows.stride(0),
+        frames,
+        grid.tiles,
+        grid.all_tiles,
+        grid.magic,
+        grid.shift,
+        grid.step,
+        grid.first_inner,
+        grid.inner,
+        first_address % chunk_bytes == 0 and (n_rows == 1 or rows.stride(0) % plan.chunk == 0),
+        n_mels,
+        tables.n_filters,
+        len(tables.filters),
+    )
 
 
 def unavailable_reason(device: torch.device | None = None) -> str | None:

@@ -130,13 +130,12 @@ def make_plan(spec: StftSpec, arch: Architecture, sample_bytes: int = 4, frames_
         raise UnsupportedError(f"n_fft = {n_fft}: {n_fft if n_fft % 2 else n_fft // 2} is not a product of three numbers up to 64")
     if frames_per_tile is not None and frames_per_tile not in FRAMES_PER_TILE:
         raise ValueError(f"frames per tile must be a power of two from 1 to 32, got {frames_per_tile}")
-    exception = measured(arch.name).get(n_fft)
-    if exception is not None and frames_per_tile is None:  # noqa: SIM102
-        if plans := layouts(spec, arch, Factors.of(n_fft, *exception[:4]), exception[4], sample_bytes):  # not with every hop
-            return max(plans, key=merit)
-    for factors in found:
-        tiles = FRAMES_PER_TILE if frames_per_tile is None else (frames_per_tile,)
-        if plans := [plan for frames in tiles for plan in layouts(spec, arch, factors, frames, sample_bytes)]:
+    tiles: tuple[int, ...] = FRAMES_PER_TILE if frames_per_tile is None else (frames_per_tile,)
+    choices = [(factors, tiles) for factors in found]
+    if frames_per_tile is None and (exception := measured(arch.name).get(n_fft)):  # it may not fit with this hop
+        choices.insert(0, (Factors.of(n_fft, *exception[:4]), exception[4:]))
+    for factors, allowed in choices:
+        if plans := [plan for frames in allowed for plan in layouts(spec, arch, factors, frames, sample_bytes)]:
             return max(plans, key=merit)
     if frames_per_tile is not None:
         raise ValueError(f"{frames_per_tile} frames per tile do not fit in a block of {arch.name} at n_fft = {n_fft}")
@@ -224,9 +223,7 @@ class Factors:
     @classmethod
     def of(cls, n_fft: int, r1: int, r2: int, r3: int, threads_per_frame: int) -> Factors:
         """With the registers that so many threads need."""
-        m = r1 * r2 * r3
-        rows_held = 1 if n_fft % 2 or r3 == m else 2
-        columns, pairs = m // r1, (m // r3 + 1) // 2
+        rows_held, columns, pairs = _work(n_fft, r1, r2, r3)
         most = max(r1 * -(-columns // threads_per_frame), r2, rows_held * r3 * -(-pairs // threads_per_frame))
         registers = next((registers for held, registers in _HELD_AND_REGISTERS if most <= held), 255)
         return cls(r1, r2, r3, rows_held, threads_per_frame, registers)
@@ -244,6 +241,11 @@ class Factors:
         )
 
 
+def _work(n_fft: int, r1: int, r2: int, r3: int) -> tuple[int, int, int]:
+    """Rows that a thread holds at a time: a row and its partner, where there is one; columns of a frame; pairs of rows."""
+    return 1 if n_fft % 2 or r1 * r2 == 1 else 2, r2 * r3, (r1 * r2 + 1) // 2
+
+
 @cache
 def factorisations(n_fft: int) -> list[Factors]:
     """All ways to transform a frame, for each the fewest threads that hold it."""
@@ -251,13 +253,12 @@ def factorisations(n_fft: int) -> list[Factors]:
     largest, _ = _HELD_AND_REGISTERS[-1]
     found = []
     for r3 in (r for r in range(1, largest + 1) if m % r == 0):
-        rows_held = 1 if n_fft % 2 or r3 == m else 2
         for r2 in (r for r in range(1, largest + 1) if m // r3 % r == 0):
             r1 = m // (r2 * r3)
+            rows_held, columns, pairs = _work(n_fft, r1, r2, r3)
             held = next((held for held, _ in _HELD_AND_REGISTERS if max(r1, r2, rows_held * r3) <= held), None)
             if held is None:
                 continue
-            columns, pairs = m // r1, (m // r3 + 1) // 2
             threads = max(-(-columns // (held // r1)), -(-pairs // (held // (rows_held * r3))))
             found.append(Factors.of(n_fft, r1, r2, r3, threads))
     return found

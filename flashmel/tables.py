@@ -31,9 +31,7 @@ class KernelTables:
     """What the kernel reads beside the samples: see ``Params`` in kernel/kernel.cu."""
 
     factors: np.ndarray  # float32 (entries, 4): window, twiddles, separation, at the offsets of plan.factor_offsets
-    filters: (
-        np.ndarray
-    )  # int32 (entries, 4): places of the first bin, rounds, place of the weights, row of mel; then float32 weights
+    filters: np.ndarray  # int32 (entries, 4): place of the first bin, rounds, place of the weights, row of mel; then the weights
     n_filters: int  # n_mels up to a multiple of 4
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashmel import reference
-from flashmel.jit.driver import LaunchParams
+from flashmel import fused, reference
 from flashmel.jit.source import Specialisation, config_header, kernel_sources
 from flashmel.plan import architecture, launch, make_plan
 from flashmel.spec import StftSpec
@@ -85,18 +84,13 @@ def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=T
     plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
     window = torch.hann_window(spec.win_length)
     scale = 1 / 32768 if waveform.dtype == torch.int16 else 1.0
-    tables = kernel_tables(plan, spec.n_fft, spec.normalized, window.numpy(), fb.numpy(), scale)
+    host = kernel_tables(plan, spec.n_fft, spec.normalized, window.numpy(), fb.numpy(), scale)
+    tables = fused._Tables(plan, (0, 0), (), torch.from_numpy(host.factors), torch.from_numpy(host.filters), host.n_filters)
+    assert all(t.data_ptr() % 16 == 0 for t in (tables.factors, tables.filters))
     rows, n_samples = waveform.shape
-    frames = spec.frames(n_samples)
-    mel = torch.full((rows, fb.shape[1], frames), torch.nan, dtype=dtype)
+    mel = torch.full((rows, fb.shape[1], spec.frames(n_samples)), torch.nan, dtype=dtype)
     grid = launch(spec, plan, n_samples, rows, multiprocessors=2)
-    params = LaunchParams(
-        waveform.data_ptr(), mel.data_ptr(), tables.factors.ctypes.data, tables.filters.ctypes.data,
-        n_samples, waveform.stride(0), frames,
-        grid.tiles, grid.all_tiles, grid.magic, grid.shift, grid.step, grid.first_inner, grid.inner,
-        waveform.stride(0) % plan.chunk == 0, fb.shape[1], tables.n_filters, len(tables.filters),
-    )  # fmt: skip
-    assert all(a.ctypes.data % 16 == 0 for a in (tables.factors, tables.filters))
+    params = fused.launch_params(spec, plan, grid, waveform, mel, tables)
     in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
     build(Specialisation(spec, plan, arch, *types, in_shared), folder).run(ctypes.byref(params), grid.blocks, grid.threads)

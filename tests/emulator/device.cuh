@@ -33,7 +33,6 @@ inline std::vector<std::unique_ptr<std::barrier<>>> team_barriers;
 inline std::vector<std::unique_ptr<std::barrier<>>> warp_barriers;
 inline std::vector<float> shuffle_values;
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
-inline void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 inline float __shfl_xor_sync(unsigned, float value, int offset) {
   std::barrier<>& warp = *warp_barriers[threadIdx.x / 32];
   shuffle_values[threadIdx.x] = value;
