@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -14,11 +16,23 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import environment
 from .jit import toolchain
 from .jit.compiler import CompileError
-from .jit.driver import DriverError, Kernel, LaunchParams
+from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
-from .plan import Architecture, Launch, LaunchPlan, UnsupportedError, architecture, launch, make_plan
+from .plan import (
+    Architecture,
+    BackwardLaunch,
+    BackwardPlan,
+    Launch,
+    LaunchPlan,
+    UnsupportedError,
+    architecture,
+    launch,
+    launch_backward,
+    make_backward_plan,
+    make_plan,
+)
 from .spec import StftSpec
-from .tables import kernel_tables
+from .tables import bin_table, entries_per_bin, factor_table, kernel_tables
 
 
 class UnavailableError(RuntimeError):
@@ -53,12 +67,8 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         raise UnavailableError("the module is in float64, the fused kernel computes in float32")
     *batch, n_samples = waveform.shape
     frames, n_mels = spec.frames(n_samples), fb.shape[1]
-    if waveform.dtype == torch.float64:
-        waveform = waveform.float()
-    n_rows = waveform.numel() // n_samples
-    rows = waveform.reshape(n_rows, n_samples)
-    if rows.stride(1) != 1 and n_samples > 1:
-        rows = rows.contiguous()
+    rows = _rows(waveform)
+    n_rows = len(rows)
     out = torch.empty((*batch, n_mels, frames), dtype=dtype or torch.float32, device=waveform.device)
     if out.numel() == 0:
         return out
@@ -66,10 +76,8 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
     with torch.cuda.device(waveform.device):
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
-        tables = _tables_of(window, fb, spec, plan, rows.dtype)
+        tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
         kernel = _kernel(spec, plan, device, rows.dtype, out.dtype, 16 * len(tables.filters) <= plan.spare_bytes)
-        if torch.cuda.is_current_stream_capturing():
-            _captured[id(tables)] = tables
         try:
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
@@ -79,12 +87,59 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
     return out
 
 
+def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
+    """The gradient of the waveform, in its shape and dtype; arguments as in :func:`flashmel.ops.mel_spectrogram_backward`.
+
+    Two launches on the current stream of the waveform's device: the second folds what ``center`` padded back, and is left
+    out where that is nothing.
+
+    Raises:
+        UnavailableError, RuntimeError: see :func:`mel_spectrogram`.
+    """
+    if window.dtype == torch.float64:
+        raise UnavailableError("the module is in float64, the fused kernel computes in float32")
+    rows = _rows(waveform)
+    n_rows, n_samples = rows.shape
+    if mel_gradient.dtype == torch.float64:
+        mel_gradient = mel_gradient.float()
+    mel_rows = mel_gradient.reshape(n_rows, *mel_gradient.shape[-2:])
+    make = torch.zeros if spec.pad < 0 else torch.empty  # what is cropped has no gradient
+    gradient = make((n_rows, n_samples), dtype=rows.dtype, device=rows.device)
+    if gradient.numel() == 0 or mel_rows.numel() == 0:
+        return gradient.zero_().to(waveform.dtype).reshape(waveform.shape)
+
+    with torch.cuda.device(waveform.device):
+        device = waveform.device.index
+        tables = _tables_of(window, fb, (spec, device, rows.dtype), lambda: _backward_tables(window, fb, spec, device, rows))
+        plan = tables.plan
+        assert isinstance(plan, BackwardPlan)
+        kernel = _kernel(spec, plan, device, rows.dtype, mel_rows.dtype, 16 * len(tables.filters) <= plan.spare_bytes)
+        try:
+            grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1])
+        except UnsupportedError as error:
+            raise UnavailableError(str(error)) from None
+        edges = torch.empty((n_rows, grid.edge_length), dtype=torch.float32, device=rows.device)
+        params = backward_params(spec, plan, grid, rows, mel_rows, gradient, edges, tables)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        kernel.launch(params, grid.blocks, grid.threads, stream)
+        if edges.numel():
+            kernel.launch_fold(params, min(-(-edges.numel() // 128), 1024), 128, stream)
+    return gradient.to(waveform.dtype).reshape(waveform.shape)
+
+
+def _rows(waveform: Tensor) -> Tensor:
+    """(rows, time) in a dtype that the kernel reads, the samples of a row side by side."""
+    n_samples = waveform.shape[-1]
+    if waveform.dtype == torch.float64:
+        waveform = waveform.float()
+    rows = waveform.reshape(waveform.numel() // n_samples, n_samples)
+    return rows.contiguous() if rows.stride(1) != 1 and n_samples > 1 else rows
+
+
 def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, out: Tensor, tables: _Tables) -> LaunchParams:
     """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and ``out`` (..., n_mels, frames)."""
     n_rows, n_samples = rows.shape
     n_mels, frames = out.shape[-2:]
-    chunk_bytes = plan.chunk * rows.element_size()
-    first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
     return LaunchParams(
         rows.data_ptr(),
         out.data_ptr(),
@@ -100,11 +155,58 @@ def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, 
         grid.step,
         grid.first_inner,
         grid.inner,
-        first_address % chunk_bytes == 0 and (n_rows == 1 or rows.stride(0) % plan.chunk == 0),
+        _aligned(spec, plan, rows),
         n_mels,
         tables.n_filters,
         len(tables.filters),
     )
+
+
+def backward_params(
+    spec: StftSpec,
+    plan: BackwardPlan,
+    grid: BackwardLaunch,
+    rows: Tensor,
+    mel_rows: Tensor,
+    gradient: Tensor,
+    edges: Tensor,
+    tables: _Tables,
+) -> BackwardParams:
+    """The backward kernels' arguments for ``rows`` (rows, time), their samples side by side, and the other tensors of the call:
+    ``mel_rows`` (rows, n_mels, frames) with any strides, ``gradient`` (rows, time), ``edges`` (rows, ``grid.edge_length``).
+    """
+    n_rows, n_samples = rows.shape
+    return BackwardParams(
+        rows.data_ptr(),
+        mel_rows.data_ptr(),
+        gradient.data_ptr(),
+        edges.data_ptr(),
+        tables.factors.data_ptr(),
+        tables.filters.data_ptr(),
+        n_samples,
+        rows.stride(0),
+        mel_rows.shape[-1],
+        *mel_rows.stride(),
+        grid.emitted,
+        grid.first_inner,
+        grid.inner,
+        grid.edge_length,
+        grid.segments,
+        grid.all_segments,
+        grid.magic,
+        grid.shift,
+        grid.stride,
+        grid.tiles,
+        _aligned(spec, plan, rows),
+        len(tables.filters),
+        n_rows,
+    )
+
+
+def _aligned(spec: StftSpec, plan: LaunchPlan, rows: Tensor) -> bool:
+    """Whether, in every row, the samples of frame 0 begin at a multiple of a chunk's size in memory."""
+    first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
+    return first_address % (plan.chunk * rows.element_size()) == 0 and (len(rows) == 1 or rows.stride(0) % plan.chunk == 0)
 
 
 def unavailable_reason(device: torch.device | None = None) -> str | None:
@@ -193,27 +295,29 @@ def _kernel(
     return kernel
 
 
-def _tables_of(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
-    """The kernel's tables for what window and fb hold now.
+def _tables_of(window: Tensor, fb: Tensor, use: tuple, build: Callable[[], _Tables]) -> _Tables:
+    """The kernel's tables for what window and fb hold now; ``use`` tells apart what different calls build of them.
 
     An entry belongs to the two tensors' memory and is made again when autograd's version counters say that they changed.
     (Writing through ``.data`` does not count up; assigning a new tensor is seen.) A captured CUDA graph keeps the tables
     that it was captured with.
     """
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
-        return _build_tables((0, 0), window, fb, spec, plan, samples)
+        return build()
     versions = (window._version, fb._version)
-    key = (_place(window), _place(fb), id(plan), samples)
+    key = (_place(window), _place(fb), use)
     found = _tables.get(key)
     if found is None or found.versions != versions:
         with _lock:
             found = _tables.get(key)
             if found is None or found.versions != versions:
-                new = _build_tables(versions, window, fb, spec, plan, samples)
+                new = build()
                 torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
                 for stale in [k for k, t in _tables.items() if any(owner.expired() for owner in t.owners)]:
                     del _tables[stale]
                 found = _tables[key] = new
+    if torch.cuda.is_current_stream_capturing():
+        _captured[id(found)] = found
     return found
 
 
@@ -222,19 +326,36 @@ def _place(t: Tensor) -> tuple:
     return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t.device
 
 
-def _build_tables(
-    versions: tuple[int, int], window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype
-) -> _Tables:
-    _refuse_in_capture("a table of the module")
-    window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
+def _forward_tables(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
+    window_values, fb_values = _values(window, fb)
     sample_scale = 1.0 / 32768.0 if samples == torch.int16 else 1.0
     host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values, sample_scale)
+    return _uploaded(plan, window, fb, host.factors, host.filters, host.n_filters)
+
+
+def _backward_tables(window: Tensor, fb: Tensor, spec: StftSpec, device: int, rows: Tensor) -> _Tables:
+    window_values, fb_values = _values(window, fb)
+    try:
+        plan = make_backward_plan(spec, _device(device)[0], fb.shape[1], entries_per_bin(fb_values), rows.element_size())
+    except UnsupportedError as error:
+        raise UnavailableError(str(error)) from None
+    factors = factor_table(plan, spec.n_fft, spec.normalized, window_values)
+    return _uploaded(plan, window, fb, factors, bin_table(fb_values, plan, spec.power), fb.shape[1])
+
+
+def _values(window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    _refuse_in_capture("a table of the module")
+    window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
+    return window_values, fb_values
+
+
+def _uploaded(plan: LaunchPlan, window: Tensor, fb: Tensor, factors: np.ndarray, filters: np.ndarray, n_filters: int) -> _Tables:
+    versions = (0, 0) if window.is_inference() or fb.is_inference() else (window._version, fb._version)
     owners = StorageWeakRef(window.untyped_storage()), StorageWeakRef(fb.untyped_storage())
 
     def upload() -> list[Tensor]:
-        return [torch.from_numpy(array).to(window.device) for array in (host.factors, host.filters)]
+        return [torch.from_numpy(array).to(window.device) for array in (factors, filters)]
 
     # In a thread of its own: memory pools of CUDA graphs are bound to a thread and its stream, and these outlive any.
     with ThreadPoolExecutor(1) as thread:
-        factors, filters = thread.submit(upload).result()
-        return _Tables(plan, versions, owners, factors, filters, host.n_filters)
+        return _Tables(plan, versions, owners, *thread.submit(upload).result(), n_filters)

@@ -1,4 +1,5 @@
-"""The operator ``flashmel::mel_spectrogram``: input checks, choice of path, fake. The only file that knows torch.library."""
+"""The operators ``flashmel::mel_spectrogram`` and its ``_backward``: input checks, choice of path, fakes, autograd. The only file
+that knows torch.library."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from .spec import StftSpec
 INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16)
 
 _library = torch.library.Library("flashmel", "DEF")
-_library.define(
-    "mel_spectrogram(Tensor waveform, Tensor window, Tensor fb, int n_fft, int hop_length, int pad, float power, "
-    "str normalized, bool center, str pad_mode, ScalarType? dtype=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+_TRANSFORM = (
+    "Tensor waveform, Tensor window, Tensor fb, int n_fft, int hop_length, int pad, float power, str normalized, bool center, "
+    "str pad_mode"
 )
+_library.define(f"mel_spectrogram({_TRANSFORM}, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(f"mel_spectrogram_backward(Tensor mel_gradient, {_TRANSFORM}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 _spec = lru_cache(maxsize=256)(StftSpec)
 
@@ -35,16 +37,16 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         dtype: of the output; the arithmetic's if None.
 
     Returns:
-        (..., n_mels, frames), contiguous.
+        (..., n_mels, frames), contiguous. Nothing but the arguments is kept for its gradient, which is fused too for the waveform.
+        For window and fb, for a gradient of the gradient, in forward mode and under torch.func it is plain torch's.
 
     Raises:
         TypeError: the waveform is not a tensor.
         ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables.
     """
     _check(waveform, window, fb, spec)
-    if reference.is_differentiated(waveform, window, fb):
-        if waveform.is_cuda:
-            _warn_once(f"the fused kernel has no gradient yet: training runs in plain torch on {waveform.device}")
+    tables_too = torch.is_grad_enabled() and (window.requires_grad or fb.requires_grad)
+    if tables_too or reference.is_transformed(waveform, window, fb):
         return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
     return torch.ops.flashmel.mel_spectrogram(
         waveform, window, fb, spec.n_fft, spec.hop_length, spec.pad, spec.power, spec.normalized, spec.center, spec.pad_mode, dtype
@@ -121,6 +123,45 @@ def _fake(*operands: Any, **keywords: Any) -> Tensor:
     return waveform.new_empty((*waveform.shape[:-1], fb.shape[1], frames), dtype=dtype or reference.compute_dtype(window))
 
 
+def _plain_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
+    waveform, window, fb, spec, _ = _arguments(*operands)
+    return reference.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
+
+
+def _cuda_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
+    waveform, window, fb, spec, _ = _arguments(*operands)
+    try:
+        return fused.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
+    except fused.UnavailableError as reason:
+        _warn_once(f"the gradient runs in plain torch on {waveform.device}: {reason}")
+        return _plain_backward(mel_gradient, *operands)
+
+
+def _fake_backward(mel_gradient: Tensor, waveform: Tensor, *_: Any) -> Tensor:
+    return waveform.new_empty(waveform.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.parameters = inputs[3:10]
+
+
+def _backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    if torch.is_grad_enabled() or any(needed[1:]):  # a gradient of the gradient may follow
+        spec = _spec(ctx.parameters[0], *ctx.parameters)
+        found = iter(reference.vector_jacobian_product(mel_gradient, tensors, needed, spec))
+        gradients[:3] = [next(found) if need else None for need in needed]
+    elif needed[0]:
+        gradients[0] = torch.ops.flashmel.mel_spectrogram_backward(mel_gradient, *tensors, *ctx.parameters)
+    return tuple(gradients)
+
+
 _library.impl("mel_spectrogram", _plain, "CompositeExplicitAutograd")
 _library.impl("mel_spectrogram", _cuda, "CUDA")
 torch.library.register_fake("flashmel::mel_spectrogram", _fake, lib=_library)
+_library.impl("mel_spectrogram_backward", _plain_backward, "CompositeExplicitAutograd")
+_library.impl("mel_spectrogram_backward", _cuda_backward, "CUDA")
+torch.library.register_fake("flashmel::mel_spectrogram_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("flashmel::mel_spectrogram", _backward, setup_context=_setup_context, lib=_library)

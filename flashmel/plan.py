@@ -18,6 +18,7 @@ _REGISTERS = 16384  # of a quarter of a multiprocessor, to which every fourth wa
 # Complex values a thread holds, and the registers that its code needs with them, without spills. Measured on an H200: half the
 # registers and twice the threads win at every n_fft whose factors allow it.
 _HELD_AND_REGISTERS = ((20, 64), (25, 80), (32, 96), (40, 128), (64, 200))
+_HELD_AND_REGISTERS_BACK = ((10, 64), (16, 80), (20, 96), (32, 128), (64, 255))  # the same of the backward kernel
 
 
 class UnsupportedError(ValueError):
@@ -106,6 +107,17 @@ class LaunchPlan:
         return self.frames_per_tile // min(self.frames_per_tile, 4)
 
 
+@dataclass(frozen=True)
+class BackwardPlan(LaunchPlan):
+    """Constants of the kernel of the gradient: those of a transform, and what goes around it."""
+
+    n_mels: int
+    entries_per_bin: int  # of two filters: see tables.py, bin_table
+    overlap: int  # frames before its own that reach into a hop
+    mel_begin: int  # where a team's mel gradients begin, in entries,
+    carry_begin: int  # and the sums that it carries from tile to tile
+
+
 @lru_cache(maxsize=1024)
 def make_plan(spec: StftSpec, arch: Architecture, sample_bytes: int = 4, frames_per_tile: int | None = None) -> LaunchPlan:
     """The plan for a transform on an architecture.
@@ -120,14 +132,7 @@ def make_plan(spec: StftSpec, arch: Architecture, sample_bytes: int = 4, frames_
         UnsupportedError: no plan exists; the message says why.
         ValueError: ``frames_per_tile`` is not possible here.
     """
-    n_fft = spec.n_fft
-    if not 2 <= n_fft <= MAX_N_FFT:
-        raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
-    if max(spec.hop_length, abs(spec.pad)) >= 2**31:
-        raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
-    found = _by_preference(n_fft)
-    if not found:
-        raise UnsupportedError(f"n_fft = {n_fft}: {n_fft if n_fft % 2 else n_fft // 2} is not a product of three numbers up to 64")
+    n_fft, found = spec.n_fft, _supported(spec)
     if frames_per_tile is not None and frames_per_tile not in FRAMES_PER_TILE:
         raise ValueError(f"frames per tile must be a power of two from 1 to 32, got {frames_per_tile}")
     tiles: tuple[int, ...] = FRAMES_PER_TILE if frames_per_tile is None else (frames_per_tile,)
@@ -139,8 +144,54 @@ def make_plan(spec: StftSpec, arch: Architecture, sample_bytes: int = 4, frames_
             return max(plans, key=merit)
     if frames_per_tile is not None:
         raise ValueError(f"{frames_per_tile} frames per tile do not fit in a block of {arch.name} at n_fft = {n_fft}")
-    raise UnsupportedError(
-        f"n_fft = {n_fft} fits in no block of {arch.name}: {MAX_THREADS} threads, {4 * _REGISTERS} registers, "
+    raise _too_large(f"n_fft = {n_fft}", arch)
+
+
+@lru_cache(maxsize=1024)
+def make_backward_plan(
+    spec: StftSpec, arch: Architecture, n_mels: int, entries_per_bin: int = 1, sample_bytes: int = 4
+) -> BackwardPlan:
+    """The plan for the gradient of a transform.
+
+    Args:
+        spec: the transform.
+        arch: the GPU.
+        n_mels: number of filters.
+        entries_per_bin: half of the largest number of filters that share a bin.
+        sample_bytes: size of one sample of the waveform.
+
+    Raises:
+        UnsupportedError: no plan exists; the message says why.
+    """
+    found = _supported(spec)
+    if exception := measured(arch.name).get(spec.n_fft):
+        found = [Factors.of(spec.n_fft, *exception[:4]), *found]
+    for factors in found:
+        if plans := [
+            plan
+            for frames in FRAMES_PER_TILE
+            for plan in backward_layouts(spec, arch, factors, frames, n_mels, entries_per_bin, sample_bytes)
+        ]:
+            return max(plans, key=merit)
+    raise _too_large(f"the gradient at n_fft = {spec.n_fft} with {n_mels} filters", arch)
+
+
+def _supported(spec: StftSpec) -> list[Factors]:
+    """The factorisations of a transform that the kernels cover."""
+    n_fft = spec.n_fft
+    if not 2 <= n_fft <= MAX_N_FFT:
+        raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
+    if max(spec.hop_length, abs(spec.pad)) >= 2**31:
+        raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
+    found = _by_preference(n_fft)
+    if not found:
+        raise UnsupportedError(f"n_fft = {n_fft}: {n_fft if n_fft % 2 else n_fft // 2} is not a product of three numbers up to 64")
+    return found
+
+
+def _too_large(what: str, arch: Architecture) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} fits in no block of {arch.name}: {MAX_THREADS} threads, {4 * _REGISTERS} registers, "
         f"{arch.shared_per_block} bytes of shared memory"
     )
 
@@ -195,9 +246,6 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
     all_tiles = tiles * rows
     if all_tiles >= 2**31 - 2**20:  # a team counts past the last by less than that
         raise UnsupportedError(f"{rows} waveforms of {frames} frames are more than one launch can hold")
-    # n // tiles == (n * magic // 2**32 + n) >> shift for all n below 2**31. (Granlund and Montgomery, 1994.)
-    shift = (tiles - 1).bit_length()
-    magic = 2**32 * (2**shift - tiles) // tiles + 1
     # Tile t takes the samples from t * step - before on, `span` of them; with a negative pad, only those inside `crop` count.
     step, before, crop = plan.frames_per_tile * spec.hop_length, spec.margin + spec.pad, max(0, -spec.pad)
     span = (plan.frames_per_tile - 1) * spec.hop_length + spec.n_fft
@@ -206,7 +254,75 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
     inner = max(0, min(last, tiles - 1) - first + 1)
     blocks = min(all_tiles, multiprocessors)
     teams = min(plan.teams, -(-all_tiles // blocks))
-    return Launch(blocks, teams * plan.threads, tiles, all_tiles, magic, shift, blocks * teams, first, inner)
+    return Launch(blocks, teams * plan.threads, tiles, all_tiles, *division(tiles), blocks * teams, first, inner)
+
+
+def division(divisor: int) -> tuple[int, int]:
+    """magic and shift with n // divisor == (n * magic // 2**32 + n) >> shift for all n below 2**31. (Granlund and Montgomery, 1994.)"""
+    shift = (divisor - 1).bit_length()
+    return 2**32 * (2**shift - divisor) // divisor + 1, shift
+
+
+@dataclass(frozen=True)
+class BackwardLaunch:
+    """The grid of a launch of the gradient's kernel, and what teams need to know of their segments."""
+
+    blocks: int
+    threads: int  # of a block
+    segments: int  # of a row
+    all_segments: int
+    magic: int  # for a division by `segments`
+    shift: int
+    stride: int  # from a team's segment to its next one
+    tiles: int  # of a segment
+    emitted: int  # hops whose samples a segment is the one to write
+    first_inner: int  # frames at which a tile may start that touches no padding: the first, how many
+    inner: int
+    edge_length: int  # positions at the ends of a row, see edges.cuh; 0 where the padding folds nothing
+
+
+def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: int, multiprocessors: int) -> BackwardLaunch:
+    """The launch for the gradient of ``rows`` waveforms of ``n_samples`` samples each.
+
+    Raises:
+        UnsupportedError: more segments than the kernel counts.
+    """
+    frames, hop = plan.frames_per_tile, spec.hop_length
+    padded = n_samples + 2 * (spec.pad + spec.margin)
+    slots = -(-padded // hop)
+    # A segment begins with the frames that reach into it: few long ones do less twice, many use all teams to the end.
+    workers = multiprocessors * plan.teams
+
+    def cost(segments: int) -> tuple[int, int]:
+        tiles = -(-(-(-slots // segments) + plan.overlap) // frames)
+        return -(-segments * rows // workers) * tiles, segments
+
+    rounds = range(1, 9) if rows <= workers else range(rows // workers, rows // workers + 2)
+    segments = min({min(slots, max(1, n * workers // rows)) for n in rounds}, key=cost)
+    tiles = -(-(-(-slots // segments) + plan.overlap) // frames)
+    emitted = tiles * frames - plan.overlap
+    segments = -(-slots // emitted)
+    if segments * rows >= 2**31 - 2**20:
+        raise UnsupportedError(f"{rows} waveforms of {n_samples} samples are more than one launch can hold")
+    before, crop = spec.margin + spec.pad, max(0, -spec.pad)
+    first = -(-(before + crop) // hop)
+    last = (n_samples - crop - (frames - 1) * hop - spec.n_fft + before) // hop
+    blocks = min(segments * rows, multiprocessors)
+    teams = min(plan.teams, -(-segments * rows // blocks))
+    folds = spec.margin > 0 and spec.pad_mode != "constant"
+    return BackwardLaunch(
+        blocks,
+        teams * plan.threads,
+        segments,
+        segments * rows,
+        *division(segments),
+        blocks * teams,
+        tiles,
+        emitted,
+        first,
+        max(0, last - first + 1),
+        min(padded, 2 * (2 * spec.margin + 1)) if folds else 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -227,6 +343,11 @@ class Factors:
         most = max(r1 * -(-columns // threads_per_frame), r2, rows_held * r3 * -(-pairs // threads_per_frame))
         registers = next((registers for held, registers in _HELD_AND_REGISTERS if most <= held), 255)
         return cls(r1, r2, r3, rows_held, threads_per_frame, registers)
+
+    def for_backward(self) -> Factors:
+        """With the registers of the backward kernel, where a thread holds one column or one pair of rows at a time."""
+        most = max(self.r1, self.r2, self.rows_held * self.r3)
+        return replace(self, registers=next(registers for held, registers in _HELD_AND_REGISTERS_BACK if most <= held))
 
     def cost(self) -> float:
         """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
@@ -291,8 +412,18 @@ def _entries(size: int) -> int:
     return -(-size // 16)
 
 
-def layouts(spec: StftSpec, arch: Architecture, factors: Factors, frames: int, sample_bytes: int) -> list[LaunchPlan]:
+def layouts(
+    spec: StftSpec,
+    arch: Architecture,
+    factors: Factors,
+    frames: int,
+    sample_bytes: int,
+    behind: int | None = None,
+) -> list[LaunchPlan]:
     """The plans for tiles of ``frames`` frames that fit: with and without prefetch, with and without factors in shared memory.
+
+    With ``behind``, for the backward kernel: so many entries of a team lie behind its spectra, no powers take their place, and
+    all plans prefetch.
 
     Strides keep a warp's shared-memory accesses in different banks. A warp is ``frames`` frames by 32 / frames threads of each.
     Accesses of 8 bytes are served by half warps from 16 banks of 8 bytes: with n threads a frame side by side, the frames'
@@ -317,12 +448,14 @@ def layouts(spec: StftSpec, arch: Architecture, factors: Factors, frames: int, s
 
     if 8 * frames * exchange(row_stride) > arch.shared_per_block:
         row_stride = row  # bank conflicts, but it fits (n_fft 16384 in 64 KiB)
-    spectra = _entries(max(8 * frames * exchange(row_stride), 4 * frames * (spec.n_freqs + 2 * _bin_slices(frames))))
+    spectra = _entries(8 * frames * exchange(row_stride))
+    if behind is None:
+        spectra = max(spectra, _entries(4 * frames * (spec.n_freqs + 2 * _bin_slices(frames))))
 
     plans = []
     threads = -(-factors.threads_per_frame * frames // 32) * 32
-    for prefetch in (True, False):
-        samples_entries, team_entries = (samples, samples + spectra) if prefetch else (0, max(samples, spectra))
+    for prefetch in (True, False) if behind is None else (True,):
+        samples_entries, team_entries = (samples, samples + spectra + (behind or 0)) if prefetch else (0, max(samples, spectra))
         teams = min(
             _MAX_TEAMS,
             MAX_THREADS // threads if threads <= _MAX_TEAM_THREADS else 0,
@@ -363,6 +496,25 @@ def layouts(spec: StftSpec, arch: Architecture, factors: Factors, frames: int, s
                 )
             )
     return plans
+
+
+def backward_layouts(
+    spec: StftSpec, arch: Architecture, factors: Factors, frames: int, n_mels: int, entries_per_bin: int, sample_bytes: int
+) -> list[BackwardPlan]:
+    """The plans of the backward kernel for tiles of ``frames`` frames that fit."""
+    overlap = (spec.n_fft - 1) // spec.hop_length
+    mel, carry = _entries(4 * frames * n_mels), _entries(4 * overlap * spec.hop_length)
+    return [
+        BackwardPlan(
+            **vars(plan),
+            n_mels=n_mels,
+            entries_per_bin=entries_per_bin,
+            overlap=overlap,
+            mel_begin=plan.team_entries - mel - carry,
+            carry_begin=plan.team_entries - carry,
+        )
+        for plan in layouts(spec, arch, factors.for_backward(), frames, sample_bytes, mel + carry)
+    ]
 
 
 def factor_offsets(plan: LaunchPlan) -> dict[str, int]:

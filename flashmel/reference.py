@@ -42,6 +42,95 @@ def spectrogram(waveform: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
     return _transform(waveform, window, None, spec, None)
 
 
+def vector_jacobian_product(
+    mel_gradient: Tensor, tensors: tuple[Tensor, Tensor, Tensor], needed: tuple[bool, ...], spec: StftSpec
+) -> tuple[Tensor, ...]:
+    """Gradients of :func:`mel_spectrogram` for those of (waveform, window, fb) that are needed, given the gradient of its result.
+
+    Where gradients are recorded, these are recorded too, as functions of all four tensors.
+    """
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not recorded:
+            tensors = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
+        mel = mel_spectrogram(*tensors, spec, None)
+        inputs = [t for t, need in zip(tensors, needed, strict=True) if need]
+        return torch.autograd.grad(mel, inputs, mel_gradient.to(mel.dtype), create_graph=recorded)
+
+
+def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
+    """Gradient of :func:`mel_spectrogram` for the waveform, in its shape and dtype, given the gradient of the result.
+
+    The same as autograd's, but in pieces, from the waveform alone, and in an order that never changes; itself it cannot be
+    differentiated.
+    """
+    n_samples, compute = waveform.shape[-1], compute_dtype(window)
+    n_frames, n_rows = spec.frames(n_samples), math.prod(waveform.shape[:-1])
+    with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
+        window, bank = _scaled_window(window.to(compute), spec), fb.to(compute)
+        rows = waveform.reshape(n_rows, n_samples)
+        mel_rows = mel_gradient.reshape(n_rows, *mel_gradient.shape[-2:])
+        gradient = torch.empty((n_rows, n_samples), dtype=waveform.dtype, device=waveform.device)
+        on_cpu = waveform.device.type == "cpu"
+        budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
+        chunk = min(n_frames, budget)
+        group = 1 if on_cpu else budget // chunk
+        cuts = {
+            first: _Cut(spec, first * spec.hop_length, (min(first + chunk, n_frames) - 1) * spec.hop_length + spec.n_fft, rows)
+            for first in range(0, n_frames, chunk)
+        }
+        for row in range(0, n_rows, group):
+            some = slice(row, row + group)
+            padded = torch.zeros((len(rows[some]), n_samples + 2 * (spec.pad + spec.margin)), dtype=compute, device=rows.device)
+            for first, cut in cuts.items():
+                g = mel_rows[some, :, first : first + chunk].to(compute)
+                _add_frames(
+                    padded[:, first * spec.hop_length :], _frame_gradients(g, cut(rows[some], compute), window, bank, spec), spec
+                )
+            gradient[some] = _unpadded(padded, spec)
+    return gradient.reshape(waveform.shape)
+
+
+def _frame_gradients(g: Tensor, padded: Tensor, window: Tensor, bank: Tensor, spec: StftSpec) -> Tensor:
+    """Gradients of the frames' samples, (rows, frames, n_fft)."""
+    bins = torch.fft.rfft(padded.unfold(-1, spec.n_fft, spec.hop_length) * window)
+    weight = spec.power * (g.mT @ bank.mT)
+    if spec.power != 2.0:
+        energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)
+        weight = torch.where(energy == 0, 0.0, weight * energy.pow(spec.power / 2 - 1))
+    bins = bins * weight
+    bins[..., 0] *= 2  # the inverse transform counts the other bins twice
+    if spec.n_fft % 2 == 0:
+        bins[..., -1] *= 2
+    return torch.fft.irfft(bins, spec.n_fft) * (window * (spec.n_fft / 2))
+
+
+def _add_frames(out: Tensor, frames: Tensor, spec: StftSpec) -> None:
+    """Add overlapping frames to the samples that they begin at the start of."""
+    hop, n_frames = spec.hop_length, frames.shape[1]
+    for begin in range(0, spec.n_fft, hop):
+        part = frames[:, :, begin : begin + hop]  # of each frame: parts of different frames do not overlap
+        out[:, begin : begin + (n_frames - 1) * hop + part.shape[-1]].unfold(1, part.shape[-1], hop).add_(part)
+
+
+def _unpadded(padded: Tensor, spec: StftSpec) -> Tensor:
+    """The adjoint of :func:`_padded`."""
+    margin = spec.margin
+    if margin:
+        left, rows, right = padded.split((margin, padded.shape[1] - 2 * margin, margin), 1)
+        if spec.pad_mode == "reflect":
+            rows[:, 1 : margin + 1] += left.flip(1)
+            rows[:, rows.shape[1] - 1 - margin : -1] += right.flip(1)
+        elif spec.pad_mode == "replicate":
+            rows[:, 0] += left.sum(1)
+            rows[:, -1] += right.sum(1)
+        elif spec.pad_mode == "circular":
+            rows[:, rows.shape[1] - margin :] += left
+            rows[:, :margin] += right
+        padded = rows
+    return torch.nn.functional.pad(padded, (-spec.pad, -spec.pad))
+
+
 def compute_dtype(window: Tensor) -> torch.dtype:
     """The dtype of the arithmetic, and of the result unless another is asked for."""
     return torch.float64 if window.dtype == torch.float64 else torch.float32
@@ -70,11 +159,14 @@ def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSp
 def is_differentiated(*tensors: Tensor | None) -> bool:
     """Whether autograd, forward-mode AD or a torch.func transform follows these tensors, so that only plain operations will do."""
     present = [t for t in tensors if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in present):
-        return True
-    if torch.compiler.is_compiling():  # the rest cannot be traced
+    return (torch.is_grad_enabled() and any(t.requires_grad for t in present)) or is_transformed(*present)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether forward-mode AD or a torch.func transform follows these tensors."""
+    if torch.compiler.is_compiling():  # what follows cannot be traced
         return False
-    return torch._C._are_functorch_transforms_active() or any(forward_ad.unpack_dual(t).tangent is not None for t in present)
+    return torch._C._are_functorch_transforms_active() or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _scaled_window(window: Tensor, spec: StftSpec) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .plan import LaunchPlan
+    from .plan import BackwardPlan, LaunchPlan
 
 
 def padded_window(window: np.ndarray, n_fft: int) -> np.ndarray:
@@ -28,9 +28,9 @@ def window_scale(window: np.ndarray, n_fft: int, normalized: str) -> float:
 
 @dataclass(frozen=True)
 class KernelTables:
-    """What the kernel reads beside the samples: see ``Params`` in kernel/kernel.cu."""
+    """What the kernel reads beside the samples: see ``Params`` in kernel/forward.cu."""
 
-    factors: np.ndarray  # float32 (entries, 4): window, twiddles, separation, at the offsets of plan.factor_offsets
+    factors: np.ndarray  # float32 (entries, 4): factor_table
     filters: np.ndarray  # int32 (entries, 4): place of the first bin, rounds, place of the weights, row of mel; then the weights
     n_filters: int  # n_mels up to a multiple of 4
 
@@ -69,6 +69,11 @@ def kernel_tables(
 
     ``sample_scale`` is what the waveform's samples are multiplied by: 1 / 32768 for 16-bit integers.
     """
+    return KernelTables(factor_table(plan, n_fft, normalized, window, sample_scale), *_pack_filters(fb, plan))
+
+
+def factor_table(plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndarray, sample_scale: float = 1.0) -> np.ndarray:
+    """Window, twiddle and separation factors, at the offsets of plan.factor_offsets."""
     columns = plan.r2 * plan.r3
     values = padded_window(window, n_fft) * (window_scale(window, n_fft, normalized) * sample_scale)
     if plan.paired:
@@ -81,7 +86,28 @@ def kernel_tables(
         parts.append(_by_pairs(_unit(np.outer(np.arange(plan.r2), np.arange(plan.r3)), columns)))
     if plan.paired:
         parts.append(_by_pairs(_unit(_separation_bins(plan), n_fft)))
-    return KernelTables(np.ascontiguousarray(np.concatenate(parts), dtype=np.float32), *_pack_filters(fb, plan))
+    return np.ascontiguousarray(np.concatenate(parts), dtype=np.float32)
+
+
+def bin_table(fb: np.ndarray, plan: BackwardPlan, power: float) -> np.ndarray:
+    """The filterbank (n_freqs, n_mels) bin by bin, times ``power``: int32 (entries_per_bin * n_freqs, 4).
+
+    An entry is the weights of two of the bin's filters and the places of those filters in a tile's mel gradients; the
+    i-th entries of all bins lie side by side.
+    """
+    n_freqs, n_mels = fb.shape
+    terms = 2 * plan.entries_per_bin
+    fb = np.pad(fb, ((0, 0), (0, max(0, terms - n_mels))))
+    filters = np.argsort(fb == 0, axis=1, kind="stable")[:, :terms]  # those that are not 0 first, in their order
+    weights = (power * np.take_along_axis(fb, filters, axis=1)).astype(np.float32)
+    places = np.minimum(filters, n_mels - 1).astype(np.int32) * plan.frames_per_tile
+    by_entry = (part.reshape(n_freqs, plan.entries_per_bin, 2).transpose(1, 0, 2) for part in (weights.view(np.int32), places))
+    return np.ascontiguousarray(np.concatenate([*by_entry], axis=-1).reshape(-1, 4))
+
+
+def entries_per_bin(fb: np.ndarray) -> int:
+    """Half of the largest number of filters that share a bin: 1 for triangles as in mel filterbanks."""
+    return max(1, -(-int((fb != 0).sum(axis=1).max(initial=0)) // 2))
 
 
 def _pack_filters(fb: np.ndarray, plan: LaunchPlan) -> tuple[np.ndarray, int]:

@@ -11,7 +11,7 @@ from cases import CASES
 
 from flashmel import MelSpectrogram
 from flashmel.jit import compiler, toolchain
-from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources
+from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, sources
 from flashmel.plan import ARCHITECTURES, architecture, make_plan
 from flashmel.spec import StftSpec
 
@@ -65,7 +65,7 @@ VARIANTS = variants()
 
 
 def compile_variant(s):
-    return compiler.compile_cubin({**kernel_sources(), "config.h": config_header(s)}, s.arch.name, ("--ptxas-options=-v",))
+    return compiler.compile_cubin(sources(s), s.arch.name, ("--ptxas-options=-v",))
 
 
 @pytest.fixture(scope="module")

@@ -615,7 +615,7 @@ def test_inference_mode():
         assert torch.allclose(outside(x), 4 * expected)
 
 
-# --- compilation and gradients -------------------------------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
@@ -639,21 +639,6 @@ def test_compiled_for_many_lengths():
         x = noise(2, length).cuda()
         assert torch.equal(compiled(x), module(x))
     assert counter.frame_count == before
-
-
-def test_gradient_is_the_plain_paths():
-    module, x = make(), noise(2, 4000).cuda().requires_grad_()
-    with pytest.warns(UserWarning, match="the fused kernel has no gradient yet: training runs in plain torch on cuda:0"):
-        y = module(x)
-    weight = noise(*y.shape, seed=1).cuda()
-    (y * weight).sum().backward()
-    exact = x.detach().double().requires_grad_()
-    tables = module.spectrogram.window.double(), module.mel_scale.fb.double()
-    (reference.mel_spectrogram(exact, *tables, module.spec, None) * weight).sum().backward()
-    assert_close(x.grad, exact.grad, atol=1e-5 * float(exact.grad.abs().max()), rtol=1e-4)
-    module(x)  # says so once: a second warning would be an error here
-    with torch.no_grad():
-        assert_close(module(x), y.detach())
 
 
 # --- what is not fused ---------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ import pytest
 
 from flashmel import environment
 from flashmel.jit import cache, compiler, driver, toolchain
-from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources
-from flashmel.plan import architecture, factor_entries, factor_offsets, make_plan
+from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources, sources
+from flashmel.plan import architecture, factor_entries, factor_offsets, make_backward_plan, make_plan
 from flashmel.spec import StftSpec
 
 KEY, DATA = "k" * 64, bytes(range(256)) * 500
@@ -356,14 +356,25 @@ def test_compile_error_carries_log_configuration_and_version():
         compiler.compile_cubin({"kernel.cu": "", "config.h": ""}, "sm_1")
 
 
+def test_an_empty_log_spoils_no_other_bytes():
+    """NVRTC writes its log, one zero byte if there is none, into memory that it is given."""
+    try:
+        toolchain.nvrtc_version()
+    except toolchain.ToolchainError as error:
+        pytest.skip(f"no compiler: {error}")
+    compiler.compile_cubin({"kernel.cu": 'extern "C" __global__ void f() {}\n', "config.h": ""}, "sm_90")
+    assert bytes([32])[0] == 32
+
+
 # --- sources -------------------------------------------------------------------------------------------------------------------
 
 
 def test_kernel_sources():
     sources = kernel_sources()
-    assert "kernel.cu" in sources and "config.h" not in sources and all(text.strip() for text in sources.values())
+    units = {name for name in sources if name.endswith(".cu")}
+    assert units == {"forward.cu", "backward.cu"} and "config.h" not in sources and all(text.strip() for text in sources.values())
     included = {name for text in sources.values() for name in re.findall(r'#include "(.*)"', text)}
-    assert included == {*sources, "config.h"} - {"kernel.cu"}, "a file that nothing includes, or that is not there"
+    assert included == {*sources, "config.h"} - units, "a file that nothing includes, or that is not there"
     assert not any("#include <" in text for text in sources.values()), "headers from outside: a toolchain, and seconds to compile"
 
 
@@ -392,18 +403,27 @@ def test_types_are_the_kernels():
     assert outputs < inputs == declared and len(inputs) == len(INPUT_TYPES) and len(outputs) == len(OUTPUT_TYPES)
 
 
-def test_every_constant_that_the_kernel_reads_is_in_the_header():
-    used = {name for text in kernel_sources().values() for name in re.findall(r"\bConfig::(\w+)", text)}
-    assert used - set(re.findall(r"(?:using|static constexpr \w+) (\w+) =", config_header(specialise()))) == set()
+@pytest.mark.parametrize("unit", ["forward.cu", "backward.cu"])
+def test_every_constant_that_a_kernel_reads_is_in_the_header(unit):
+    s = specialise()
+    if unit == "backward.cu":
+        s = dataclasses.replace(s, plan=make_backward_plan(s.spec, s.arch, 40))
+    text = sources(s)
+    assert unit == s.unit and {"dft.cuh", "load.cuh", "config.h"} < set(text) and sum(name.endswith(".cu") for name in text) == 1
+    used = {name for part in text.values() for name in re.findall(r"\bConfig::(\w+)", part)}
+    assert used - set(re.findall(r"(?:using|static constexpr \w+) (\w+) =", text["config.h"])) == set()
+    entry_points = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*\)\s*)?(\w+)\(', text[unit])
+    assert tuple(entry_points) == s.entry_points
 
 
-def test_launch_parameters_are_the_kernels():
-    body = re.search(r"struct Params \{(.*?)\};", kernel_sources()["kernel.cu"], re.DOTALL)[1]
+@pytest.mark.parametrize("unit,params", [("forward.cu", driver.LaunchParams), ("backward.cu", driver.BackwardParams)])
+def test_launch_parameters_are_the_kernels(unit, params):
+    body = re.search(r"struct Params \{(.*?)\};", kernel_sources()[unit], re.DOTALL)[1]
     declared = re.sub(r"//.*", "", body)
     numbers = {"long long": ctypes.c_int64, "unsigned": ctypes.c_uint32, "int": ctypes.c_int32}
     fields = [
         (name.strip(" *"), ctypes.c_void_p if "*" in kind + name else numbers[kind])
-        for kind, listed in re.findall(r"((?:const )?(?:void|float4|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
+        for kind, listed in re.findall(r"((?:const )?(?:void|float4|float|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
         for name in listed.split(",")
     ]
-    assert fields == driver.LaunchParams._fields_
+    assert fields == params._fields_

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from flashmel import fused, reference
-from flashmel.jit.source import Specialisation, config_header, kernel_sources
-from flashmel.plan import architecture, launch, make_plan
+from flashmel.jit.source import Specialisation, kernel_sources, sources
+from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
 from flashmel.spec import StftSpec
-from flashmel.tables import kernel_tables
+from flashmel.tables import bin_table, entries_per_bin, factor_table, kernel_tables
 from flashmel.testing import assert_close
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernel for the CPU")
@@ -51,18 +51,18 @@ CASES = {
 }
 
 
-def compile_library(source: str, folder: Path) -> ctypes.CDLL:
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-I", HERE / "emulator", "-I", folder]
+def compile_library(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-I", HERE / "emulator", "-I", folder, *flags]
     command += os.environ.get("EMULATOR_FLAGS", "").split()
     subprocess.run([*command, HERE / "emulator" / source, "-o", folder / "kernel.so"], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
 def build(s: Specialisation, folder: Path) -> ctypes.CDLL:
-    for name, text in {**kernel_sources(), "config.h": config_header(s)}.items():
+    for name, text in sources(s).items():
         if name != "device.cuh":  # the emulator has its own
             (folder / name).write_text(text)
-    return compile_library("emulator.cpp", folder)
+    return compile_library("emulator.cpp", folder, *(["-DBACKWARD"] if s.unit == "backward.cu" else []))
 
 
 def test_transforms_of_every_size(tmp_path):
@@ -95,6 +95,53 @@ def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=T
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
     build(Specialisation(spec, plan, arch, *types, in_shared), folder).run(ctypes.byref(params), grid.blocks, grid.threads)
     return mel, reference.mel_spectrogram(waveform, window.double(), fb.double(), spec, None)
+
+
+def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True):
+    """The emulated backward kernels' gradient, and the float64 plain path's."""
+    arch = architecture(*divmod(compute, 10))
+    window, values = torch.hann_window(spec.win_length), fb.double().numpy()
+    plan = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(values), waveform.element_size())
+    plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
+    factors = torch.from_numpy(factor_table(plan, spec.n_fft, spec.normalized, window.double().numpy()))
+    filters = torch.from_numpy(bin_table(values, plan, spec.power))
+    tables = fused._Tables(plan, (0, 0), (), factors, filters, fb.shape[1])
+    rows, n_samples = waveform.shape
+    grid = launch_backward(spec, plan, n_samples, rows, multiprocessors=2)
+    gradient = torch.full((rows, n_samples), 0.0 if spec.pad < 0 else torch.nan, dtype=waveform.dtype)
+    edges = torch.full((rows, grid.edge_length), torch.nan)
+    params = fused.backward_params(spec, plan, grid, waveform, g, gradient, edges, tables)
+    in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
+    types = (str(t).removeprefix("torch.") for t in (waveform.dtype, g.dtype))
+    library = build(Specialisation(spec, plan, arch, *types, in_shared), folder)
+    library.run(ctypes.byref(params), grid.blocks, grid.threads)
+    if edges.numel():
+        library.fold(ctypes.byref(params), 2, 32)
+    x = waveform.double().requires_grad_()
+    y = reference.mel_spectrogram(x, window.double(), fb.double(), spec, None)
+    return gradient, torch.autograd.grad(y, x, g.double())[0]
+
+
+BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("one-frame-tiles", "no-prefetch")}  # no room in 64 KiB
+BACKWARD_CASES["few-frames-tiles"] = (StftSpec(4096, 4096, 512, pad_mode="replicate"), 1, 12000, 75)
+BACKWARD_CASES["hop-1"] = (StftSpec(64, 64, 1), 2, 300, 90)
+BACKWARD_CASES["short-circular"] = (StftSpec(64, 64, 16, pad_mode="circular"), 2, 32, 90)
+BACKWARD_CASES["long-pad"] = (StftSpec(64, 64, 16, pad=100), 2, 50, 90)
+BACKWARD_CASES["crop-margin"] = (StftSpec(64, 64, 16, pad=-20, pad_mode="constant"), 2, 500, 90)
+
+
+@pytest.mark.parametrize("name", BACKWARD_CASES)
+def test_backward_source_against_the_plain_path(name, tmp_path):
+    spec, rows, n_samples, compute = BACKWARD_CASES[name]
+    generator = torch.Generator().manual_seed(len(name))
+    waveform = torch.randn(rows, n_samples + 3, generator=generator)[:, :n_samples]  # rows a stride apart
+    fb = torch.rand(spec.n_freqs, 7, generator=generator)
+    if name != "odd-hop":  # else every bin lies in all filters
+        fb *= torch.rand(spec.n_freqs, 7, generator=generator).argsort(dim=1) < 2
+    g = torch.randn(rows, 7, spec.frames(n_samples), generator=generator)
+    gradient, expected = run_backward(tmp_path, spec, waveform, fb, g, compute, in_shared=name != "odd-hop")
+    peak = expected.abs().max()  # a power below 1 has the largest gradient where a bin is smallest
+    assert_close(gradient / peak, expected / peak, atol=1e-6 if spec.power >= 1 else 1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -225,9 +225,7 @@ def test_functional_transforms_are_the_plain_paths():
     for actual, expected in zip(torch.func.jvp(module, (x,), (t,)), torch.func.jvp(plain, (x,), (t,)), strict=True):
         torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(torch.func.vmap(module)(x), module(x))
-    torch.testing.assert_close(
-        torch.func.grad(lambda x: module(x).sum())(x), torch.func.grad(lambda x: plain(x).sum())(x)
-    )
+    torch.testing.assert_close(torch.func.grad(lambda x: module(x).sum())(x), torch.func.grad(lambda x: plain(x).sum())(x))
 
 
 def test_forward_mode_dual_numbers():

@@ -202,7 +202,7 @@ def test_a_plan_is_a_value():
 
 
 def rows_of(grid, index):
-    """``Tile::row`` of kernel.cu, in the kernel's 32 bits."""
+    """``Tile::row`` of forward.cu, in the kernel's 32 bits."""
     index = np.asarray(index, np.uint64)
     high = index * np.uint64(grid.magic) >> np.uint64(32)
     assert grid.magic < 2**32 and grid.shift < 32 and (index + high < 2**32).all()

@@ -35,10 +35,10 @@ def cache_key(sources: dict[str, str], arch: str) -> str:
 
 
 def compile_cubin(sources: dict[str, str], arch: str, extra_options: tuple[str, ...] = ()) -> tuple[bytes, str]:
-    """Compile ``kernel.cu`` with the other sources as its headers.
+    """Compile one translation unit.
 
     Args:
-        sources: file name to text; ``kernel.cu`` and ``config.h`` among them.
+        sources: file name to text: one ``.cu`` file, and the headers that it may include, ``config.h`` among them.
         arch: ``sm_90`` and the like.
         extra_options: further NVRTC options.
 
@@ -52,11 +52,12 @@ def compile_cubin(sources: dict[str, str], arch: str, extra_options: tuple[str, 
     version = toolchain.nvrtc_version()
     from cuda.bindings import nvrtc
 
-    headers = {name: text for name, text in sources.items() if name != "kernel.cu"}
+    (unit,) = (name for name in sources if name.endswith(".cu"))
+    headers = {name: text for name, text in sources.items() if name != unit}
     program = _checked(
         nvrtc.nvrtcCreateProgram(
-            sources["kernel.cu"].encode(),
-            b"kernel.cu",
+            sources[unit].encode(),
+            unit.encode(),
             len(headers),
             [text.encode() for text in headers.values()],
             [name.encode() for name in headers],
@@ -65,14 +66,15 @@ def compile_cubin(sources: dict[str, str], arch: str, extra_options: tuple[str, 
     try:
         options = [*_OPTIONS, f"--gpu-architecture={arch}", *extra_options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log_bytes = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        # NVRTC writes into these. Not bytes: one byte of them, an empty log's length, is an object that all of Python shares.
+        log_bytes = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
         _checked(nvrtc.nvrtcGetProgramLog(program, log_bytes))
-        log = log_bytes.rstrip(b"\0 ").decode(errors="replace")
+        log = log_bytes.rstrip(b"\0").decode(errors="replace")
         if int(status) != 0:
             raise CompileError(f"{status.name} for {arch} (NVRTC {version})\n{log}\n--- config.h\n{sources['config.h']}")
-        cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin, log
+        return bytes(cubin), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import environment
 from . import cache, compiler
-from .source import Specialisation, config_header, kernel_sources
+from .source import Specialisation, sources
 
 
 class DriverError(RuntimeError):
@@ -15,7 +15,7 @@ class DriverError(RuntimeError):
 
 
 class LaunchParams(ctypes.Structure):
-    """The kernel's ``Params`` (kernel/kernel.cu), field for field."""
+    """``Params`` of kernel/forward.cu, field for field."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("waveform", "mel", "factors", "filters")),
@@ -25,17 +25,31 @@ class LaunchParams(ctypes.Structure):
     ]
 
 
+class BackwardParams(ctypes.Structure):
+    """``Params`` of kernel/backward.cu, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("waveform", "mel", "gradient", "edges", "factors", "filters")),
+        *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
+        *((name, ctypes.c_int64) for name in ("mel_row_stride", "mel_stride", "mel_frame_stride")),
+        *((name, ctypes.c_int64) for name in ("emitted", "first_inner", "inner", "edge_length")),
+        *((name, ctypes.c_uint32) for name in ("segments", "all_segments", "magic", "shift", "stride")),
+        *((name, ctypes.c_int32) for name in ("tiles", "aligned", "filter_entries")),
+        ("rows", ctypes.c_uint32),
+    ]
+
+
 def cubin(s: Specialisation) -> bytes:
     """The cubin of a specialisation, from the disk cache or compiled and stored there.
 
     Raises:
         ToolchainError, CompileError: see compiler.py.
     """
-    sources = {**kernel_sources(), "config.h": config_header(s)}
-    key, folder = compiler.cache_key(sources, s.arch.name), environment.cache_dir()
+    text = sources(s)
+    key, folder = compiler.cache_key(text, s.arch.name), environment.cache_dir()
     data = cache.load(folder, key) if folder else None
     if data is None:
-        data, _ = compiler.compile_cubin(sources, s.arch.name)
+        data, _ = compiler.compile_cubin(text, s.arch.name)
         if folder:
             cache.store(folder, key, data)
     return data
@@ -55,35 +69,30 @@ class Kernel:
         self._driver = driver
         self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
         self._make_current()
-        self._plan = s.plan
+        self._shared_bytes, self._filters_in_shared = s.plan.shared_bytes, s.filters_in_shared
         self._module = self._call("cuModuleLoadData", cubin(s))
-        self._function = self._call("cuModuleGetFunction", self._module, b"mel_spectrogram")
+        self._functions = {name: self._call("cuModuleGetFunction", self._module, name.encode()) for name in s.entry_points}
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._function, attribute, s.arch.shared_per_block)
-        self._filters_in_shared = s.filters_in_shared
+        self._call("cuFuncSetAttribute", self._functions[s.entry_points[0]], attribute, s.arch.shared_per_block)
 
-    def launch(self, params: LaunchParams, blocks: int, threads: int, stream: int) -> None:
-        """Launch ``blocks`` blocks of ``threads`` threads on a stream of the kernel's device.
+    def launch(self, params: LaunchParams | BackwardParams, blocks: int, threads: int, stream: int) -> None:
+        """Launch ``blocks`` blocks of ``threads`` threads of the main kernel on a stream of the kernel's device.
 
         Raises:
             DriverError: the launch was refused.
         """
+        shared_bytes = self._shared_bytes + (16 * params.filter_entries if self._filters_in_shared else 0)
+        self._launch(next(iter(self._functions)), params, blocks, threads, shared_bytes, stream)
+
+    def launch_fold(self, params: BackwardParams, blocks: int, threads: int, stream: int) -> None:
+        """The same for the kernel that folds the padding's gradients."""
+        self._launch("fold_edges", params, blocks, threads, 0, stream)
+
+    def _launch(self, name: str, params: ctypes.Structure, blocks: int, threads: int, shared_bytes: int, stream: int) -> None:
         self._make_current()
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        self._call(
-            "cuLaunchKernel",
-            self._function,
-            blocks,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            self._plan.shared_bytes + (16 * params.filter_entries if self._filters_in_shared else 0),
-            stream,
-            ctypes.addressof(arguments),
-            0,
-        )
+        function = self._functions[name]
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(arguments), 0)
 
     def _make_current(self) -> None:
         # A fresh thread has no context until it makes a CUDA call that needs one, and torch's cached memory may need none.

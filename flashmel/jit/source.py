@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from ..plan import Architecture, LaunchPlan, factor_entries, factor_offsets
+from ..plan import Architecture, BackwardPlan, LaunchPlan, factor_entries, factor_offsets
 from ..spec import StftSpec
 
 # Names of torch dtypes, without torch, and of the kernel's types (epilogue.cuh).
@@ -26,12 +27,36 @@ class Specialisation:
     output_type: str
     filters_in_shared: bool
 
+    @property
+    def unit(self) -> str:
+        """Name of the file in kernel/ with the entry points."""
+        return "backward.cu" if isinstance(self.plan, BackwardPlan) else "forward.cu"
+
+    @property
+    def entry_points(self) -> tuple[str, ...]:
+        """The kernels in it, the main one first."""
+        return ("mel_spectrogram_backward", "fold_edges") if isinstance(self.plan, BackwardPlan) else ("mel_spectrogram",)
+
 
 @cache
 def kernel_sources() -> dict[str, str]:
     """The text of kernel/, by file name."""
     folder = files(__package__).joinpath("..", "kernel")
     return {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith((".cu", ".cuh"))}
+
+
+def sources(s: Specialisation) -> dict[str, str]:
+    """What is compiled for a specialisation: its translation unit, the headers, ``config.h``."""
+    return {name: text for name, text in kernel_sources().items() if name in (s.unit, *_included(s.unit))} | {
+        "config.h": config_header(s)
+    }
+
+
+@cache
+def _included(unit: str) -> set[str]:
+    """Names of the headers that a file includes, and those include."""
+    names = set(re.findall(r'^#include "(\w+\.cuh)"', kernel_sources()[unit], re.MULTILINE))
+    return names.union(*map(_included, names))
 
 
 def config_header(s: Specialisation) -> str:

@@ -47,6 +47,8 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
+__device__ inline float inverse_root(float x) { return rsqrtf(x); }  // to 2 ulp
+
 __device__ inline float half_to_float(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

@@ -93,11 +93,10 @@ template <class Config, bool edge>
 __device__ inline void load(const Params& params, const Tile& tile, typename Config::Input* samples) {
   using Input = typename Config::Input;
   if constexpr (!edge && !InnerCopy<Config>::possible) return;
-  const unsigned number = tile.number(params);
-  const bool inner = InnerCopy<Config>::possible && number - params.first_inner < params.inner && params.aligned;
+  const bool inner = InnerCopy<Config>::possible && tile.is_inner(params) && params.aligned;
   if (inner == edge || !tile.exists(params)) return;
   const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
-  const long long i0 = (long long)number * Config::frames_per_tile * Config::hop_length - Config::margin - Config::pad;
+  const long long i0 = tile.first_frame(params) * Config::hop_length - Config::margin - Config::pad;
   const int thread = Place<Config>().thread;
   if constexpr (!edge) {
     InnerCopy<Config>::run(x + i0, samples, thread);

@@ -58,7 +58,7 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     first += upper ? held : 0;
     held = held > 1 ? held : 1;
   }
-  const long long t = (long long)tile.number(params) * P::frames + first * P::groups + group;
+  const long long t = tile.first_frame(params) + first * P::groups + group;
   const int stored = stores ? int(min(params.frames - t, (long long)P::frames)) : 0;
   const bool all_stored = stored > (left - 1) * P::groups;
   Output* const mel = static_cast<Output*>(params.mel) + (long long)tile.row(params) * params.n_mels * params.frames + t;

@@ -25,6 +25,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
 
 inline thread_local Dim threadIdx, blockIdx;
 inline Dim gridDim, blockDim;
@@ -52,6 +53,7 @@ inline void copy_async(void* shared, const void* global) {
   std::memcpy(shared, global, bytes);
 }
 inline void wait_for_copies() {}
+inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
 inline float half_to_float(unsigned short bits) { return std::bit_cast<_Float16>(bits); }
 inline unsigned short float_to_half(float value) { return std::bit_cast<unsigned short>(_Float16(value)); }
 inline float float_of_bits(unsigned bits) { return std::bit_cast<float>(bits); }

@@ -1,9 +1,15 @@
-// Runs kernel.cu's blocks one after another, each with real threads. Built by tests/test_kernel_emulated.py.
-#include "kernel.cu"
+// Runs a unit of flashmel/kernel, its blocks one after another, each with real threads. Built by tests/test_kernel_emulated.py.
+#ifdef BACKWARD
+#include "backward.cu"
+constexpr auto main_kernel = mel_spectrogram_backward;
+#else
+#include "forward.cu"
+constexpr auto main_kernel = mel_spectrogram;
+#endif
 
 float4 shared_memory[1 << 14];
 
-extern "C" void run(const Params* params, unsigned blocks, int block_threads) {
+void launch(void (*kernel)(Params), const Params* params, unsigned blocks, int block_threads) {
   blockDim = {unsigned(block_threads), 1, 1};
   gridDim = {blocks, 1, 1};
   for (unsigned block = 0; block < blocks; ++block) {
@@ -20,8 +26,14 @@ extern "C" void run(const Params* params, unsigned blocks, int block_threads) {
       threads.emplace_back([=] {
         threadIdx = {i, 0, 0};
         blockIdx = {block, 0, 0};
-        mel_spectrogram(*params);
+        kernel(*params);
       });
     for (auto& thread : threads) thread.join();
   }
 }
+
+extern "C" void run(const Params* params, unsigned blocks, int block_threads) { launch(main_kernel, params, blocks, block_threads); }
+
+#ifdef BACKWARD
+extern "C" void fold(const Params* params, unsigned blocks, int block_threads) { launch(fold_edges, params, blocks, block_threads); }
+#endif

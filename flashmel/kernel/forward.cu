@@ -1,19 +1,15 @@
 // waveform -> load -> fft -> project -> epilogue -> mel.
 //
-// A tile is up to frames_per_tile consecutive frames of a row. One block runs on each multiprocessor; its threads are
-// teams, each of which takes tile after tile. While a team transforms one tile, the samples of its next one are on their
-// way to shared memory.
-#include "device.cuh"
-#include "epilogue.cuh"
-
-enum class PadMode { reflect, constant, replicate, circular };
+// One block runs on each multiprocessor; its teams take tiles in turn. While a team transforms one tile, the samples of its
+// next one are on their way to shared memory.
+#include "team.cuh"
 
 // Run-time arguments. driver.py packs the same fields in the same order.
 struct Params {
   const void* waveform;   // (rows, n_samples), rows row_stride samples apart
   void* mel;              // (rows, n_mels, frames), contiguous
   const float4* factors;  // window, twiddle and separation factors: tables.py, kernel_tables
-  const int4* filters;    // (n_filters,): places of the first bin and weights, rounds, row of mel; then the weights
+  const float4* filters;  // (n_filters,): places of the first bin and weights, rounds, row of mel; then the weights
   long long n_samples, row_stride, frames;
   unsigned tiles, all_tiles;    // of a row, of all rows; below 2^31
   unsigned magic, shift;        // to divide by tiles
@@ -24,8 +20,6 @@ struct Params {
   int filter_entries;           // of 16 bytes, with the weights
 };
 
-#include "config.h"
-
 // One of params.rows * params.tiles, row after row. One number, for it stays in a register throughout.
 struct Tile {
   unsigned index;
@@ -33,31 +27,17 @@ struct Tile {
   __device__ static Tile first(int team) { return {blockIdx.x + gridDim.x * team}; }
   __device__ Tile next(const Params& params) const { return {index + params.step}; }
   __device__ bool exists(const Params& params) const { return index < params.all_tiles; }
-  // index / params.tiles, by plan.py's launch().
-  __device__ unsigned row(const Params& params) const { return (__umulhi(index, params.magic) + index) >> params.shift; }
+  __device__ unsigned row(const Params& params) const { return divide(index, params.magic, params.shift); }
   __device__ unsigned number(const Params& params) const { return index - row(params) * params.tiles; }  // in its row
+  __device__ long long first_frame(const Params& params) const { return (long long)number(params) * Config::frames_per_tile; }
+  __device__ bool is_inner(const Params& params) const { return number(params) - params.first_inner < params.inner; }
 };
-
-// A thread's place in its team. Not kept, but asked for where it is needed.
-template <class Config>
-struct Place {
-  int thread = thread_index() % Config::threads;
-  int frame = thread % Config::frames_per_tile;   // lanes of a warp are frames first
-  int of_frame = thread / Config::frames_per_tile;
-};
-template <class Config>
-__device__ inline int team() {
-  return thread_index() / Config::threads;
-}
-template <class Config>
-__device__ inline void team_barrier() {
-  named_barrier(team<Config>(), Config::threads);
-}
 
 #include "load.cuh"
-#include "project.cuh"
 #include "dft.cuh"
 #include "fft.cuh"
+#include "project.cuh"
+#include "power.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
     mel_spectrogram(const __grid_constant__ Params params) {
@@ -68,19 +48,9 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
     return reinterpret_cast<float2*>(shared_memory + team<Config>() * Config::team_entries + Config::samples_entries);
   };
   float4* const tables = shared_memory + Config::teams * Config::team_entries;
-  const float4* factors = params.factors;
-  const int4* filters = params.filters;
-  if constexpr (Config::factors_in_shared) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < Config::factor_entries; i += blockDim.x) copy_async<16>(tables + i, params.factors + i);
-    factors = tables;
-  }
-  if constexpr (Config::filters_in_shared) {
-    int4* const to = reinterpret_cast<int4*>(tables + (Config::factors_in_shared ? Config::factor_entries : 0));
-#pragma unroll 1
-    for (int i = threadIdx.x; i < params.filter_entries; i += blockDim.x) copy_async<16>(to + i, params.filters + i);
-    filters = to;
-  }
+  const float4* const factors = table_copy<Config::factors_in_shared>(params.factors, Config::factor_entries, tables);
+  const float4* const filters = table_copy<Config::filters_in_shared>(
+      params.filters, params.filter_entries, tables + (Config::factors_in_shared ? Config::factor_entries : 0));
 
   Tile tile = Tile::first(team<Config>());
   const auto load_all = [&] {
@@ -106,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
         });
     wait_for_copies();  // of the next tile's samples
     team_barrier<Config>();
-    project<Config>(params, tile, reinterpret_cast<const float*>(spectra()), filters);
+    project<Config>(params, tile, reinterpret_cast<const float*>(spectra()),
+                    reinterpret_cast<const int4*>(filters));
     if constexpr (!Config::prefetch) team_barrier<Config>();
     tile = tile.next(params);
   }

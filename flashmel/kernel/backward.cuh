@@ -1,0 +1,296 @@
+// The gradient: the adjoints of load, fft and project, in the shared memory where the spectra lie.
+//
+// With g the gradient of mel and G = fb g, the gradient of bin X is power G |X|^(power - 2) X, and 0 where X is 0. From there the
+// transform is walked back. The adjoint of a transform is the transform with conjugate factors; and the conjugate of x + i y is
+// y + i x, but for a factor of i. So the forward transforms and tables do all of it, on numbers whose parts are swapped,
+// from `differentiate` to `columns_back`.
+#pragma once
+
+// The mel gradient of a tile's frames, filter after filter, as float32; 0 where there is no frame. Asynchronous.
+template <class Config>
+__device__ inline void load_mel(const Params& params, const Tile& tile, float* g) {
+  using Output = typename Config::Output;
+  if (!tile.exists(params)) return;
+  const Place<Config> place;
+  const long long t = tile.first_frame(params) + place.frame;
+  const bool inside = t >= 0 && t < params.frames;
+  const Output* from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride +
+                       t * params.mel_frame_stride + place.of_frame * params.mel_stride;
+  g += place.frame;
+#pragma unroll 4
+  for (int m = place.of_frame; m < Config::n_mels; m += Config::threads_per_frame) {
+    float* const to = g + m * Config::frames_per_tile;
+    if (!inside) {
+      *to = 0.0f;
+    } else if constexpr (sizeof(Output) == 4) {
+      copy_async<4>(to, from);
+    } else {
+      *to = to_float(*from);
+    }
+    from += Config::threads_per_frame * params.mel_stride;
+  }
+}
+
+// Samples to spectrum, up to the rows: as `columns`, but samples and spectra have places of their own.
+template <class Config>
+__device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors) {
+  constexpr int radix = Config::r1, count = Config::points / radix;
+  const Place<Config> place;
+  samples += place.frame * Config::sample_stride;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+#pragma unroll 1
+  for (int c = place.of_frame; c < count; c += Config::threads_per_frame) {
+    Complex a[radix];
+    load_column<Config>(a, samples, factors, c);
+    dft<radix>(a);
+    twiddle_and_store<radix>(a, factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+  }
+}
+
+// What the power of bin k multiplies: the sum of its filters' gradients. An entry of the bin is two filters.
+template <class Config>
+__device__ inline float gradient_of_power(const float4* bins, const float* g, int k) {
+  float sum = 0.0f;
+  const auto add = [&](float4 entry) {
+    sum += entry.x * g[bits_of_float(entry.z)];
+    sum += entry.y * g[bits_of_float(entry.w)];
+  };
+  if constexpr (Config::entries_per_bin == 1) {
+    add(bins[k]);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < Config::entries_per_bin; ++i) add(bins[k + i * (Config::n_fft / 2 + 1)]);
+  }
+  return sum;
+}
+
+// What bin k is multiplied by to be its gradient. The factor `power` is in the table of bins.
+template <class Config>
+__device__ inline float derivative(float squared, const float4* bins, const float* g, int k) {
+  const float gradient = gradient_of_power<Config>(bins, g, k);
+  if constexpr (Config::power == 2.0f) return gradient;
+  if (squared == 0.0f) return 0.0f;
+  if constexpr (Config::power == 1.0f) return gradient * inverse_root(squared);
+  return gradient * powf(squared, 0.5f * Config::power - 1.0f);
+}
+
+// z = Z[k] and y = Z[m - k] to their gradients, swapped: through `separate` and back.
+template <class Config>
+__device__ inline void differentiate(Complex& z, Complex& y, float2 w, int k, const float4* bins, const float* g) {
+  const float even_x = z.x + y.x, even_y = z.y - y.y;
+  const float odd_x = z.y + y.y, odd_y = y.x - z.x;
+  float ax = even_x + odd_x * w.x - odd_y * w.y, ay = even_y + odd_x * w.y + odd_y * w.x;
+  float bx = 2.0f * even_x - ax, by = 2.0f * even_y - ay;
+  const float a = derivative<Config>(ax * ax + ay * ay, bins, g, k);
+  const float b = derivative<Config>(bx * bx + by * by, bins, g, Config::n_fft / 2 - k);
+  ax *= a, ay *= a, bx *= b, by *= b;
+  const float sum_x = ax + bx, sum_y = ay + by, difference_x = ax - bx, difference_y = ay - by;
+  const float odd_gx = difference_x * w.x + difference_y * w.y, odd_gy = difference_y * w.x - difference_x * w.y;
+  z = {sum_y + odd_gx, sum_x - odd_gy};
+  y = {odd_gx - sum_y, sum_x + odd_gy};
+}
+
+// z, which is bin k but for a factor `scale` of its squared magnitude, to its gradient, swapped.
+template <class Config>
+__device__ inline void differentiate_alone(Complex& z, float scale, int k, const float4* bins, const float* g) {
+  const float d = scale * derivative<Config>(scale * (z.x * z.x + z.y * z.y), bins, g, k);
+  z = {d * z.y, d * z.x};
+}
+
+// Rows u and rows - u (or, with `self`, 0 and rows / 2) to their gradients, swapped; in the order of `separate_rows`.
+template <class Config, bool self>
+__device__ inline void differentiate_rows(Complex* a, Complex* b, const float4* table, int u, const float4* bins, const float* g) {
+  constexpr int m = Config::points, radix = Config::r3, rows = m / radix, pairs = (rows + 1) / 2;
+  constexpr int from_row_0 = (radix + 1) / 2;
+#pragma unroll
+  for (int slot = 0; slot < radix; ++slot) {
+    const float2 w = half_of(table[slot / 2 * pairs], slot % 2);
+    if constexpr (!self) {
+      differentiate<Config>(a[slot], b[radix - 1 - slot], w, u + rows * slot, bins, g);
+    } else if (slot == 0) {
+      Complex y = a[0];
+      differentiate<Config>(a[0], y, w, 0, bins, g);
+      a[0] = a[0] + y;
+    } else if (slot < from_row_0) {
+      differentiate<Config>(a[slot], a[radix - slot], w, rows * slot, bins, g);
+    } else if constexpr (rows % 2 == 0) {
+      const int q = slot - from_row_0;
+      differentiate<Config>(b[q], b[radix - 1 - q], w, rows / 2 + rows * q, bins, g);
+    }
+  }
+  if constexpr (self && m % 2 == 0) {
+    differentiate_alone<Config>(radix % 2 == 0 ? a[radix / 2] : b[radix / 2], 4.0f, m / 2, bins, g);
+  }
+}
+
+template <class Config>
+__device__ inline void store_row(const Complex* a, float2* e, int r) {
+  float2* const row = e + row_place<Config>(r);
+#pragma unroll
+  for (int j = 0; j < Config::r3; ++j) row[j] = make_float2(a[j].x, a[j].y);
+}
+
+// The last stage of the transform, the gradient of its bins, and the first stage back. A thread's rows stay its own.
+template <class Config>
+__device__ inline void rows_and_back(float2* spectra, const float4* factors, const float4* bins, const float* g) {
+  constexpr int radix = Config::r3, rows = Config::points / radix, pairs = (rows + 1) / 2;
+  constexpr int sides = Config::paired && rows > 1 ? 2 : 1;
+  const Place<Config> place;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+  g += place.frame;
+#pragma unroll 1
+  for (int u = place.of_frame; u < pairs; u += Config::threads_per_frame) {
+    const int partner = u == 0 ? rows / 2 : rows - u;
+    Complex a[sides][radix];
+    load_row<Config>(a[0], e, u);
+    dft<radix>(a[0]);
+    if constexpr (sides == 2) {
+      load_row<Config>(a[1], e, partner);
+      dft<radix>(a[1]);
+    }
+    if constexpr (Config::paired) {
+      const float4* const table = factors + opaque(Config::separation_table + u);
+      if (u == 0) {
+        differentiate_rows<Config, true>(a[0], a[sides - 1], table, u, bins, g);
+      } else {
+        differentiate_rows<Config, false>(a[0], a[sides - 1], table, u, bins, g);
+      }
+    } else {
+      // Row rows - u holds the conjugates of row u, in the other order; row 0 its own. Whatever a bin gets goes to one of the two,
+      // the other gets nothing: the real part of the result is the same.
+#pragma unroll
+      for (int j = 0; j < radix; ++j) {
+        const int k = u + rows * j;
+        differentiate_alone<Config>(a[0][j], 2 * j > radix && u == 0 ? 0.0f : 1.0f, min(k, Config::n_fft - k), bins, g);
+      }
+      const Complex nothing[radix] = {};
+      if (u > 0) store_row<Config>(nothing, e, partner);
+    }
+    dft<radix>(a[0]);
+    store_row<Config>(a[0], e, u);
+    if constexpr (sides == 2) {
+      dft<radix>(a[1]);
+      if (rows % 2 == 0 || u > 0) store_row<Config>(a[1], e, partner);  // else row rows / 2 is another thread's
+    }
+  }
+}
+
+// The counterpart of twiddle_and_store.
+template <int size>
+__device__ inline void load_and_twiddle(Complex* a, const float4* table, int table_stride, const float2* e, int stride) {
+#pragma unroll
+  for (int k = 0; k < size; k += 2) {
+    const float4 entry = table[k / 2 * table_stride];
+#pragma unroll
+    for (int h = 0; h < 2 && k + h < size; ++h) {
+      const float2 z = e[(k + h) * stride], w = half_of(entry, h);
+      a[k + h] = k + h == 0 ? Complex{z.x, z.y} : Complex{z.x * w.x - z.y * w.y, z.x * w.y + z.y * w.x};
+    }
+  }
+}
+
+template <class Config>
+__device__ inline void middle_back(float2* spectra, const float4* factors) {
+  constexpr int radix = Config::r2, count = Config::points / radix;
+  const Place<Config> place;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+#pragma unroll 1
+  for (int item = place.of_frame; item < count; item += Config::threads_per_frame) {
+    const int c = item % Config::r3;
+    float2* const at = e + item / Config::r3 * Config::row_stride + c;
+    Complex a[radix];
+    load_and_twiddle<radix>(a, factors + opaque(Config::middle_table + c), Config::r3, at, Config::r3);
+    dft<radix>(a);
+#pragma unroll
+    for (int j = 0; j < radix; ++j) at[j * Config::r3] = make_float2(a[j].x, a[j].y);
+  }
+}
+
+// To the gradients of a frame's windowed samples times the window: point c + count * j in the place of e[j][c].
+template <class Config>
+__device__ inline void columns_back(float2* spectra, const float4* factors) {
+  constexpr int radix = Config::r1, count = Config::points / radix;
+  const Place<Config> place;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+#pragma unroll 1
+  for (int c = place.of_frame; c < count; c += Config::threads_per_frame) {
+    Complex a[radix];
+    load_and_twiddle<radix>(a, factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+    dft<radix>(a);
+    const float4* const window = factors + opaque(Config::window_table + c);
+#pragma unroll
+    for (int j = 0; j < radix; ++j) {
+      const float2 w = half_of(window[j / 2 * count], j % 2);
+      e[j * Config::row_stride + c] = make_float2(a[j].y * w.x, a[j].x * w.y);
+    }
+  }
+}
+
+// Where in the spectra, in floats, the gradient of sample n of a frame lies.
+template <class Config>
+__device__ inline int sample_place(int n) {
+  constexpr int count = Config::points / Config::r1, line = Config::paired ? 2 * count : count;
+  if constexpr (Config::paired && Config::row_stride == count) return n;
+  return n / line * (2 * Config::row_stride) + n % line * (Config::paired ? 1 : 2);
+}
+
+// Whether a tile has frames that are none, or samples of `Edges`.
+template <class Config>
+__device__ inline bool touches_edge(const Params& params, const Tile& tile) {
+  constexpr int frames = Config::frames_per_tile;
+  const long long first = tile.first_frame(params);
+  const long long i0 = first * Config::hop_length - Config::margin - Config::pad;
+  return first < 0 || first + frames > params.frames || i0 < Edges<Config>::low ||
+         i0 + (long long)frames * Config::hop_length > params.n_samples - Edges<Config>::low;
+}
+
+// Frames overlap: slot s of a row, the hop_length samples from the start of frame s on, is covered by frames s - overlap ... s.
+// A team walks along a row and adds up, for each sample, its frames in ascending order, so that the sum is the same wherever a team
+// began. What the frames up to this tile add to the slots after it is carried to the next tile. Each thread has its
+// offsets in a slot, and of these every frames_per_tile-th slot: what it carries, it reads itself.
+template <class Config, bool edge>
+__device__ inline void add_frames(const Params& params, const Tile& tile, const float2* spectra, float* carry) {
+  using Input = typename Config::Input;
+  constexpr int hop = Config::hop_length, frames = Config::frames_per_tile, overlap = Config::overlap;
+  constexpr int lanes = hop >= Config::threads ? Config::threads : (hop + 31) / 32 * 32, groups = Config::threads / lanes;
+  const int thread = Place<Config>().thread, group = thread / lanes;
+  if (group >= groups) return;
+  const float* const gradients = reinterpret_cast<const float*>(spectra);
+  const long long first = tile.first_frame(params);
+  const long long i0 = first * hop - Config::margin - Config::pad;  // the sample where slot 0 of the tile begins
+  const long long row = tile.row(params);
+  Input* const to = static_cast<Input*>(params.gradient) + row * params.n_samples + i0;
+  const bool begins = tile.step == 0;
+  const int foreign = overlap - tile.step * frames;  // slots before this one are written by whoever walks the segment before
+
+#pragma unroll 1
+  for (int o = thread % lanes; o < hop; o += lanes) {
+    // The sum of frames from .. s of the tile in slot s, on top of what is carried.
+    const auto sum = [&](int s, int last) {
+      float total = s < overlap && !begins ? carry[s * hop + o] : 0.0f;
+#pragma unroll(overlap < 16 ? overlap + 1 : 1)
+      for (int d = overlap; d >= 0; --d) {
+        const int frame = s - d;
+        bool covers = frame >= 0 && frame <= last && o + d * hop < Config::n_fft;
+        if constexpr (edge) covers = covers && first + frame >= 0 && first + frame < params.frames;
+        if (covers) total += gradients[frame * (2 * Config::frame_stride) + sample_place<Config>(o + d * hop)];
+      }
+      return total;
+    };
+#pragma unroll 1
+    for (int s = group; s < frames; s += groups) {
+      const float total = sum(s, s);
+      if (s >= foreign) {
+        if constexpr (!edge) {
+          to[s * hop + o] = from_float<Input>(total);
+        } else {
+          store_edge<Config>(params, row, i0 + s * (long long)hop + o, total);
+        }
+      }
+#pragma unroll 1
+      for (int later = s + frames; later < frames + overlap; later += frames) {
+        carry[(later - frames) * hop + o] = sum(later, frames - 1);
+      }
+    }
+  }
+}
