@@ -90,8 +90,8 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
 def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
     """The gradient of the waveform, in its shape and dtype; arguments as in :func:`flashmel.ops.mel_spectrogram_backward`.
 
-    Two launches on the current stream of the waveform's device: the second folds what ``center`` padded back, and is left
-    out where that is nothing.
+    One launch on the current stream of the waveform's device; or two where the ends of short rows, or of circular ones, are
+    shared out among teams: the second then folds back what ``center`` padded.
 
     Raises:
         UnavailableError, RuntimeError: see :func:`mel_spectrogram`.
@@ -122,8 +122,8 @@ def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Ten
         params = backward_params(spec, plan, grid, rows, mel_rows, gradient, edges, tables)
         stream = torch._C._cuda_getCurrentRawStream(device)
         kernel.launch(params, grid.blocks, grid.threads, stream)
-        if edges.numel():
-            kernel.launch_fold(params, min(-(-edges.numel() // 128), 1024), 128, stream)
+        if edges.numel() and not grid.fold:
+            kernel.launch_fold(params, stream)
     return gradient.to(waveform.dtype).reshape(waveform.shape)
 
 
@@ -199,6 +199,7 @@ def backward_params(
         grid.tiles,
         _aligned(spec, plan, rows),
         len(tables.filters),
+        grid.fold,
         n_rows,
     )
 

@@ -172,8 +172,14 @@ def make_backward_plan(
             for frames in FRAMES_PER_TILE
             for plan in backward_layouts(spec, arch, factors, frames, n_mels, entries_per_bin, sample_bytes)
         ]:
-            return max(plans, key=merit)
+            return max(plans, key=backward_merit)
     raise _too_large(f"the gradient at n_fft = {spec.n_fft} with {n_mels} filters", arch)
+
+
+def backward_merit(plan: BackwardPlan) -> float:
+    """:func:`merit` of the backward kernel: wide tiles, and 16 warps or more to hide latencies. Fitted like that one."""
+    warps = min(16, plan.teams * plan.threads // 32)
+    return math.sqrt(plan.frames_per_tile * warps) * (1.1 if plan.factors_in_shared else 1.0)
 
 
 def _supported(spec: StftSpec) -> list[Factors]:
@@ -275,10 +281,11 @@ class BackwardLaunch:
     shift: int
     stride: int  # from a team's segment to its next one
     tiles: int  # of a segment
-    emitted: int  # hops whose samples a segment is the one to write
+    emitted: int  # hops from a segment to the next
     first_inner: int  # frames at which a tile may start that touches no padding: the first, how many
     inner: int
     edge_length: int  # positions at the ends of a row, see edges.cuh; 0 where the padding folds nothing
+    fold: bool  # whether the teams fold them; else another kernel has to, after this one
 
 
 def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: int, multiprocessors: int) -> BackwardLaunch:
@@ -291,17 +298,16 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
     padded = n_samples + 2 * (spec.pad + spec.margin)
     slots = -(-padded // hop)
     # A segment begins with the frames that reach into it: few long ones do less twice, many use all teams to the end.
-    workers = multiprocessors * plan.teams
+    overlap, workers = plan.overlap, multiprocessors * plan.teams
 
-    def cost(segments: int) -> tuple[int, int]:
-        tiles = -(-(-(-slots // segments) + plan.overlap) // frames)
-        return -(-segments * rows // workers) * tiles, segments
+    def tiles_of(segments: int) -> int:
+        return -(-(-(-max(1, slots - overlap) // segments) + overlap) // frames)
 
     rounds = range(1, 9) if rows <= workers else range(rows // workers, rows // workers + 2)
-    segments = min({min(slots, max(1, n * workers // rows)) for n in rounds}, key=cost)
-    tiles = -(-(-(-slots // segments) + plan.overlap) // frames)
-    emitted = tiles * frames - plan.overlap
-    segments = -(-slots // emitted)
+    choices = {min(slots, max(1, n * workers // rows)) for n in rounds}
+    tiles = tiles_of(min(choices, key=lambda segments: (-(-segments * rows // workers) * tiles_of(segments), segments)))
+    segments = -(-max(1, slots - overlap) // (tiles * frames - overlap))
+    emitted = -(-max(1, slots - overlap) // segments)
     if segments * rows >= 2**31 - 2**20:
         raise UnsupportedError(f"{rows} waveforms of {n_samples} samples are more than one launch can hold")
     before, crop = spec.margin + spec.pad, max(0, -spec.pad)
@@ -309,7 +315,12 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
     last = (n_samples - crop - (frames - 1) * hop - spec.n_fft + before) // hop
     blocks = min(segments * rows, multiprocessors)
     teams = min(plan.teams, -(-segments * rows // blocks))
-    folds = spec.margin > 0 and spec.pad_mode != "constant"
+    folds, side = spec.margin > 0 and spec.pad_mode != "constant", 2 * spec.margin + 1
+    # The ends of a row are folded by the teams that computed them if each lies within a segment; but long ones better by many
+    # blocks (n_fft 16384: 253 µs, 282 by the teams).
+    shortest = min(emitted, slots - overlap - (segments - 1) * emitted) - 1  # in whole hops
+    alone = padded >= 2 * side and (segments == 1 or shortest * hop >= side)
+    fold = folds and spec.pad_mode == "reflect" and alone and spec.margin <= 4 * plan.threads
     return BackwardLaunch(
         blocks,
         teams * plan.threads,
@@ -321,7 +332,8 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
         emitted,
         first,
         max(0, last - first + 1),
-        min(padded, 2 * (2 * spec.margin + 1)) if folds else 0,
+        min(padded, 2 * side) if folds else 0,
+        fold,
     )
 
 
@@ -343,11 +355,6 @@ class Factors:
         most = max(r1 * -(-columns // threads_per_frame), r2, rows_held * r3 * -(-pairs // threads_per_frame))
         registers = next((registers for held, registers in _HELD_AND_REGISTERS if most <= held), 255)
         return cls(r1, r2, r3, rows_held, threads_per_frame, registers)
-
-    def for_backward(self) -> Factors:
-        """With the registers of the backward kernel, where a thread holds one column or one pair of rows at a time."""
-        most = max(self.r1, self.r2, self.rows_held * self.r3)
-        return replace(self, registers=next(registers for held, registers in _HELD_AND_REGISTERS_BACK if most <= held))
 
     def cost(self) -> float:
         """Thread time of one frame in arbitrary units: idle threads count, and so does a pass through shared memory."""
@@ -501,9 +508,15 @@ def layouts(
 def backward_layouts(
     spec: StftSpec, arch: Architecture, factors: Factors, frames: int, n_mels: int, entries_per_bin: int, sample_bytes: int
 ) -> list[BackwardPlan]:
-    """The plans of the backward kernel for tiles of ``frames`` frames that fit."""
+    """The plans of the backward kernel for tiles of ``frames`` frames that fit.
+
+    Its threads hold one column or one pair of rows at a time: there may be fewer of them, or more, than in the forward kernel.
+    """
     overlap = (spec.n_fft - 1) // spec.hop_length
     mel, carry = _entries(4 * frames * n_mels), _entries(4 * overlap * spec.hop_length)
+    most = max(factors.r1, factors.r2, factors.rows_held * factors.r3)
+    registers = next(registers for held, registers in _HELD_AND_REGISTERS_BACK if most <= held)
+    t = factors.threads_per_frame
     return [
         BackwardPlan(
             **vars(plan),
@@ -513,7 +526,10 @@ def backward_layouts(
             mel_begin=plan.team_entries - mel - carry,
             carry_begin=plan.team_entries - carry,
         )
-        for plan in layouts(spec, arch, factors.for_backward(), frames, sample_bytes, mel + carry)
+        for threads in dict.fromkeys((t, 2 * t, -(-t // 2), -(-t // 4)))
+        for plan in layouts(
+            spec, arch, replace(factors, threads_per_frame=threads, registers=registers), frames, sample_bytes, mel + carry
+        )
     ]
 
 

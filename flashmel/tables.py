@@ -92,7 +92,7 @@ def factor_table(plan: LaunchPlan, n_fft: int, normalized: str, window: np.ndarr
 def bin_table(fb: np.ndarray, plan: BackwardPlan, power: float) -> np.ndarray:
     """The filterbank (n_freqs, n_mels) bin by bin, times ``power``: int32 (entries_per_bin * n_freqs, 4).
 
-    An entry is the weights of two of the bin's filters and the places of those filters in a tile's mel gradients; the
+    An entry is the weights of two of the bin's filters and the places, in bytes, of those filters in a tile's mel gradients; the
     i-th entries of all bins lie side by side.
     """
     n_freqs, n_mels = fb.shape
@@ -100,7 +100,7 @@ def bin_table(fb: np.ndarray, plan: BackwardPlan, power: float) -> np.ndarray:
     fb = np.pad(fb, ((0, 0), (0, max(0, terms - n_mels))))
     filters = np.argsort(fb == 0, axis=1, kind="stable")[:, :terms]  # those that are not 0 first, in their order
     weights = (power * np.take_along_axis(fb, filters, axis=1)).astype(np.float32)
-    places = np.minimum(filters, n_mels - 1).astype(np.int32) * plan.frames_per_tile
+    places = np.minimum(filters, n_mels - 1).astype(np.int32) * (4 * plan.frames_per_tile)
     by_entry = (part.reshape(n_freqs, plan.entries_per_bin, 2).transpose(1, 0, 2) for part in (weights.view(np.int32), places))
     return np.ascontiguousarray(np.concatenate([*by_entry], axis=-1).reshape(-1, 4))
 

@@ -115,7 +115,7 @@ def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True):
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, g.dtype))
     library = build(Specialisation(spec, plan, arch, *types, in_shared), folder)
     library.run(ctypes.byref(params), grid.blocks, grid.threads)
-    if edges.numel():
+    if edges.numel() and not grid.fold:
         library.fold(ctypes.byref(params), 2, 32)
     x = waveform.double().requires_grad_()
     y = reference.mel_spectrogram(x, window.double(), fb.double(), spec, None)

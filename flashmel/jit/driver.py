@@ -34,7 +34,7 @@ class BackwardParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("mel_row_stride", "mel_stride", "mel_frame_stride")),
         *((name, ctypes.c_int64) for name in ("emitted", "first_inner", "inner", "edge_length")),
         *((name, ctypes.c_uint32) for name in ("segments", "all_segments", "magic", "shift", "stride")),
-        *((name, ctypes.c_int32) for name in ("tiles", "aligned", "filter_entries")),
+        *((name, ctypes.c_int32) for name in ("tiles", "aligned", "filter_entries", "fold")),
         ("rows", ctypes.c_uint32),
     ]
 
@@ -82,17 +82,20 @@ class Kernel:
             DriverError: the launch was refused.
         """
         shared_bytes = self._shared_bytes + (16 * params.filter_entries if self._filters_in_shared else 0)
-        self._launch(next(iter(self._functions)), params, blocks, threads, shared_bytes, stream)
+        self._launch(next(iter(self._functions)), params, (blocks, 1), threads, shared_bytes, stream)
 
-    def launch_fold(self, params: BackwardParams, blocks: int, threads: int, stream: int) -> None:
+    def launch_fold(self, params: BackwardParams, stream: int) -> None:
         """The same for the kernel that folds the padding's gradients."""
-        self._launch("fold_edges", params, blocks, threads, 0, stream)
+        blocks = -(-params.edge_length // 128), min(params.rows, 65535)
+        self._launch("fold_edges", params, blocks, 128, 0, stream)
 
-    def _launch(self, name: str, params: ctypes.Structure, blocks: int, threads: int, shared_bytes: int, stream: int) -> None:
+    def _launch(
+        self, name: str, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int
+    ) -> None:
         self._make_current()
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         function = self._functions[name]
-        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(arguments), 0)
+        self._call("cuLaunchKernel", function, *blocks, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(arguments), 0)
 
     def _make_current(self) -> None:
         # A fresh thread has no context until it makes a CUDA call that needs one, and torch's cached memory may need none.

@@ -1,7 +1,7 @@
 // gradient of mel -> gradient of the waveform: load -> fft -> gradient of the bins -> the same stages back -> waveform.
 //
-// Each team walks along a segment of a row, tile after tile; the first frames of a segment are those that reach into it from
-// before. The spectra are computed anew: nothing but the waveform is kept from the forward pass.
+// Each team walks along a segment of a row, tile after tile. All but a row's first segment begin with the `overlap` frames that
+// reach into their own slots from before. The spectra are computed anew: nothing but the waveform is kept from the forward pass.
 #include "team.cuh"
 
 // Run-time arguments. driver.py packs the same fields in the same order.
@@ -14,7 +14,7 @@ struct Params {
   const float4* filters;  // (entries_per_bin, n_freqs): two weights, and where in a tile's mel gradients they belong
   long long n_samples, row_stride, frames;
   long long mel_row_stride, mel_stride, mel_frame_stride;
-  long long emitted;             // slots of a segment
+  long long emitted;             // slots from a segment to the next
   long long first_inner, inner;  // frames where a tile may start that touches no padding: the first, how many
   long long edge_length;
   unsigned segments, all_segments;  // of a row, of all rows; below 2^31
@@ -23,6 +23,7 @@ struct Params {
   int tiles;                        // of a segment
   int aligned;                      // whether tiles that touch no padding start at a multiple of a chunk's size in memory
   int filter_entries;               // of 16 bytes
+  int fold;                         // whether the ends of a row are each within one segment, whose team then folds them
   unsigned rows;
 };
 
@@ -36,9 +37,10 @@ struct Tile {
   }
   __device__ bool exists(const Params& params) const { return segment < params.all_segments; }
   __device__ unsigned row(const Params& params) const { return divide(segment, params.magic, params.shift); }
-  __device__ long long first_frame(const Params& params) const {  // may be negative: those before 0 are left out
-    return (segment - row(params) * params.segments) * params.emitted - Config::overlap + step * Config::frames_per_tile;
+  __device__ long long first_frame(const Params& params) const {
+    return number(params) * params.emitted + step * Config::frames_per_tile;
   }
+  __device__ unsigned number(const Params& params) const { return segment - row(params) * params.segments; }  // of the segment
   __device__ bool is_inner(const Params& params) const {
     return (unsigned long long)(first_frame(params) - params.first_inner) < (unsigned long long)params.inner;
   }
@@ -94,14 +96,15 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
     }
     wait_for_copies();
     team_barrier<Config>();
+    if (params.fold && tile.step + 1 == params.tiles) fold_ends<Config>(params, tile);
     tile = tile.next(params);
   }
 }
 
+// For launches with !params.fold, after the other kernel.
 extern "C" __global__ void fold_edges(const __grid_constant__ Params params) {
-  const long long step = (long long)gridDim.x * blockDim.x;
 #pragma unroll 1
-  for (long long n = (long long)blockIdx.x * blockDim.x + threadIdx.x; n < params.rows * params.edge_length; n += step) {
-    fold_edge<Config>(params, n / params.edge_length, n % params.edge_length);
+  for (unsigned row = blockIdx.y; row < params.rows; row += gridDim.y) {
+    fold_row<Config>(params, row);
   }
 }

@@ -13,7 +13,7 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
   if (!tile.exists(params)) return;
   const Place<Config> place;
   const long long t = tile.first_frame(params) + place.frame;
-  const bool inside = t >= 0 && t < params.frames;
+  const bool inside = t < params.frames;
   const Output* from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride +
                        t * params.mel_frame_stride + place.of_frame * params.mel_stride;
   g += place.frame;
@@ -34,16 +34,22 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
 // Samples to spectrum, up to the rows: as `columns`, but samples and spectra have places of their own.
 template <class Config>
 __device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors) {
-  constexpr int radix = Config::r1, count = Config::points / radix;
+  constexpr int radix = Config::r1, count = Config::points / radix, at_once = items_at_once<Config, radix, count>();
   const Place<Config> place;
   samples += place.frame * Config::sample_stride;
   float2* const e = spectra + place.frame * Config::frame_stride;
 #pragma unroll 1
-  for (int c = place.of_frame; c < count; c += Config::threads_per_frame) {
-    Complex a[radix];
-    load_column<Config>(a, samples, factors, c);
-    dft<radix>(a);
-    twiddle_and_store<radix>(a, factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+  for (int item = place.of_frame; item < count; item += at_once * Config::threads_per_frame) {
+    const int first = opaque(item);
+    Complex a[at_once][radix];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) load_column<Config>(a[n], samples, factors, first + n * Config::threads_per_frame);
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int c = first + n * Config::threads_per_frame;
+      dft<radix>(a[n]);
+      twiddle_and_store<radix>(a[n], factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+    }
   }
 }
 
@@ -52,8 +58,9 @@ template <class Config>
 __device__ inline float gradient_of_power(const float4* bins, const float* g, int k) {
   float sum = 0.0f;
   const auto add = [&](float4 entry) {
-    sum += entry.x * g[bits_of_float(entry.z)];
-    sum += entry.y * g[bits_of_float(entry.w)];
+    const auto at = [&](float place) { return *reinterpret_cast<const float*>(reinterpret_cast<const char*>(g) + bits_of_float(place)); };
+    sum += entry.x * at(entry.z);
+    sum += entry.y * at(entry.w);
   };
   if constexpr (Config::entries_per_bin == 1) {
     add(bins[k]);
@@ -80,7 +87,7 @@ __device__ inline void differentiate(Complex& z, Complex& y, float2 w, int k, co
   const float even_x = z.x + y.x, even_y = z.y - y.y;
   const float odd_x = z.y + y.y, odd_y = y.x - z.x;
   float ax = even_x + odd_x * w.x - odd_y * w.y, ay = even_y + odd_x * w.y + odd_y * w.x;
-  float bx = 2.0f * even_x - ax, by = 2.0f * even_y - ay;
+  float bx = fmaf(2.0f, even_x, -ax), by = fmaf(2.0f, even_y, -ay);
   const float a = derivative<Config>(ax * ax + ay * ay, bins, g, k);
   const float b = derivative<Config>(bx * bx + by * by, bins, g, Config::n_fft / 2 - k);
   ax *= a, ay *= a, bx *= b, by *= b;
@@ -139,7 +146,8 @@ __device__ inline void rows_and_back(float2* spectra, const float4* factors, con
   float2* const e = spectra + place.frame * Config::frame_stride;
   g += place.frame;
 #pragma unroll 1
-  for (int u = place.of_frame; u < pairs; u += Config::threads_per_frame) {
+  for (int item = place.of_frame; item < pairs; item += Config::threads_per_frame) {
+    const int u = opaque(item);
     const int partner = u == 0 ? rows / 2 : rows - u;
     Complex a[sides][radix];
     load_row<Config>(a[0], e, u);
@@ -191,37 +199,43 @@ __device__ inline void load_and_twiddle(Complex* a, const float4* table, int tab
 
 template <class Config>
 __device__ inline void middle_back(float2* spectra, const float4* factors) {
-  constexpr int radix = Config::r2, count = Config::points / radix;
-  const Place<Config> place;
-  float2* const e = spectra + place.frame * Config::frame_stride;
-#pragma unroll 1
-  for (int item = place.of_frame; item < count; item += Config::threads_per_frame) {
-    const int c = item % Config::r3;
-    float2* const at = e + item / Config::r3 * Config::row_stride + c;
-    Complex a[radix];
-    load_and_twiddle<radix>(a, factors + opaque(Config::middle_table + c), Config::r3, at, Config::r3);
-    dft<radix>(a);
+  constexpr int radix = Config::r2;
+  in_middle<Config>(
+      spectra,
+      [&](Complex* a, const float2* at, int c) {
+        load_and_twiddle<radix>(a, factors + opaque(Config::middle_table + c), Config::r3, at, Config::r3);
+      },
+      [&](const Complex* a, float2* at, int) {
 #pragma unroll
-    for (int j = 0; j < radix; ++j) at[j * Config::r3] = make_float2(a[j].x, a[j].y);
-  }
+        for (int j = 0; j < radix; ++j) at[j * Config::r3] = make_float2(a[j].x, a[j].y);
+      });
 }
 
 // To the gradients of a frame's windowed samples times the window: point c + count * j in the place of e[j][c].
 template <class Config>
 __device__ inline void columns_back(float2* spectra, const float4* factors) {
-  constexpr int radix = Config::r1, count = Config::points / radix;
+  constexpr int radix = Config::r1, count = Config::points / radix, at_once = items_at_once<Config, radix, count>();
   const Place<Config> place;
   float2* const e = spectra + place.frame * Config::frame_stride;
 #pragma unroll 1
-  for (int c = place.of_frame; c < count; c += Config::threads_per_frame) {
-    Complex a[radix];
-    load_and_twiddle<radix>(a, factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
-    dft<radix>(a);
-    const float4* const window = factors + opaque(Config::window_table + c);
+  for (int item = place.of_frame; item < count; item += at_once * Config::threads_per_frame) {
+    const int first = opaque(item);
+    Complex a[at_once][radix];
 #pragma unroll
-    for (int j = 0; j < radix; ++j) {
-      const float2 w = half_of(window[j / 2 * count], j % 2);
-      e[j * Config::row_stride + c] = make_float2(a[j].y * w.x, a[j].x * w.y);
+    for (int n = 0; n < at_once; ++n) {
+      const int c = first + n * Config::threads_per_frame;
+      load_and_twiddle<radix>(a[n], factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int c = first + n * Config::threads_per_frame;
+      dft<radix>(a[n]);
+      const float4* const window = factors + opaque(Config::window_table + c);
+#pragma unroll
+      for (int j = 0; j < radix; ++j) {
+        const float2 w = half_of(window[j / 2 * count], j % 2);
+        e[j * Config::row_stride + c] = make_float2(a[n][j].y * w.x, a[n][j].x * w.y);
+      }
     }
   }
 }
@@ -234,63 +248,96 @@ __device__ inline int sample_place(int n) {
   return n / line * (2 * Config::row_stride) + n % line * (Config::paired ? 1 : 2);
 }
 
+__device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
+// The largest power of two up to a and b.
+__device__ constexpr int power_of_two_up_to(int a, int b) {
+  int power = 1;
+  while (2 * power <= a && 2 * power <= b) power *= 2;
+  return power;
+}
+
 // Whether a tile has frames that are none, or samples of `Edges`.
 template <class Config>
 __device__ inline bool touches_edge(const Params& params, const Tile& tile) {
   constexpr int frames = Config::frames_per_tile;
   const long long first = tile.first_frame(params);
   const long long i0 = first * Config::hop_length - Config::margin - Config::pad;
-  return first < 0 || first + frames > params.frames || i0 < Edges<Config>::low ||
+  return first + frames > params.frames || i0 < Edges<Config>::low ||
          i0 + (long long)frames * Config::hop_length > params.n_samples - Edges<Config>::low;
 }
 
 // Frames overlap: slot s of a row, the hop_length samples from the start of frame s on, is covered by frames s - overlap ... s.
 // A team walks along a row and adds up, for each sample, its frames in ascending order, so that the sum is the same wherever a team
-// began. What the frames up to this tile add to the slots after it is carried to the next tile. Each thread has its
-// offsets in a slot, and of these every frames_per_tile-th slot: what it carries, it reads itself.
+// began. What the frames up to this tile add to the slots after it is carried to the next tile. A thread has its offsets in
+// a slot, and of these every groups-th slot: what it carries, it reads itself.
 template <class Config, bool edge>
 __device__ inline void add_frames(const Params& params, const Tile& tile, const float2* spectra, float* carry) {
   using Input = typename Config::Input;
   constexpr int hop = Config::hop_length, frames = Config::frames_per_tile, overlap = Config::overlap;
-  constexpr int lanes = hop >= Config::threads ? Config::threads : (hop + 31) / 32 * 32, groups = Config::threads / lanes;
-  const int thread = Place<Config>().thread, group = thread / lanes;
-  if (group >= groups) return;
+  constexpr int lanes = hop >= Config::threads ? Config::threads : (hop + 31) / 32 * 32;
+  constexpr int groups = power_of_two_up_to(Config::threads / lanes, frames);  // divides frames
+  constexpr int stride = 2 * Config::frame_stride;
+  const int thread = Place<Config>().thread, group = groups == 1 ? 0 : thread / lanes;
+  if (thread >= groups * lanes) return;
   const float* const gradients = reinterpret_cast<const float*>(spectra);
-  const long long first = tile.first_frame(params);
+  const long long first = tile.first_frame(params), row = tile.row(params);
   const long long i0 = first * hop - Config::margin - Config::pad;  // the sample where slot 0 of the tile begins
-  const long long row = tile.row(params);
-  Input* const to = static_cast<Input*>(params.gradient) + row * params.n_samples + i0;
+  Input* const gradient = static_cast<Input*>(params.gradient) + row * params.n_samples + i0;
   const bool begins = tile.step == 0;
-  const int foreign = overlap - tile.step * frames;  // slots before this one are written by whoever walks the segment before
+  // The segment's own slots. Those before are written by whoever walks the segment before; those after, behind.
+  const int own_begin = (tile.number(params) == 0 ? 0 : overlap) - tile.step * frames;
+  const int own_end = int(min((long long)frames, overlap + params.emitted - tile.step * frames));
 
 #pragma unroll 1
-  for (int o = thread % lanes; o < hop; o += lanes) {
-    // The sum of frames from .. s of the tile in slot s, on top of what is carried.
-    const auto sum = [&](int s, int last) {
+  for (int item = thread % lanes; item < hop; item += lanes) {
+    const int o = opaque(item);
+    // Only the frame that began longest ago may end inside the slot.
+    const auto covers = [&](int d) { return d < overlap || Config::n_fft % hop == 0 || o + overlap * hop < Config::n_fft; };
+    // The sum of slot s over the tile's frames, on top of what is carried.
+    const auto sum = [&](int s) {
       float total = s < overlap && !begins ? carry[s * hop + o] : 0.0f;
-#pragma unroll(overlap < 16 ? overlap + 1 : 1)
+#pragma unroll(overlap < 8 ? overlap + 1 : 1)
       for (int d = overlap; d >= 0; --d) {
         const int frame = s - d;
-        bool covers = frame >= 0 && frame <= last && o + d * hop < Config::n_fft;
-        if constexpr (edge) covers = covers && first + frame >= 0 && first + frame < params.frames;
-        if (covers) total += gradients[frame * (2 * Config::frame_stride) + sample_place<Config>(o + d * hop)];
+        bool counts = frame >= 0 && frame < frames && covers(d);
+        if constexpr (edge) counts = counts && first + frame < params.frames;
+        if (counts) total += gradients[frame * stride + sample_place<Config>(o + d * hop)];
       }
       return total;
     };
-#pragma unroll 1
-    for (int s = group; s < frames; s += groups) {
-      const float total = sum(s, s);
-      if (s >= foreign) {
-        if constexpr (!edge) {
-          to[s * hop + o] = from_float<Input>(total);
-        } else {
-          store_edge<Config>(params, row, i0 + s * (long long)hop + o, total);
-        }
+    const auto store = [&](int s, float total) {
+      if (s < own_begin || s >= own_end) return;
+      if constexpr (edge) {
+        store_edge<Config>(params, row, i0 + s * (long long)hop + o, total);
+      } else {
+        gradient[s * (long long)hop + o] = from_float<Input>(total);
       }
-#pragma unroll 1
-      for (int later = s + frames; later < frames + overlap; later += frames) {
-        carry[(later - frames) * hop + o] = sum(later, frames - 1);
+    };
+    constexpr int reached = edge ? frames : min_of(overlap, frames);  // slots that frames outside the tile reach
+    constexpr int turns = (reached + groups - 1) / groups, carried_turns = (overlap + groups - 1) / groups;
+#pragma unroll(turns <= 4 && !edge ? turns : 1)
+    for (int i = 0; i < turns; ++i) {
+      const int s = group + i * groups;
+      if (s < reached) store(s, sum(s));
+    }
+    int s = group + (reached - group + groups - 1) / groups * groups;
+    const float* from = gradients + s * stride;  // the other slots have all their frames in the tile
+    Input* to = gradient + s * (long long)hop + o;
+#pragma unroll 4
+    for (; s < own_end; s += groups) {
+      float total = 0.0f;
+#pragma unroll(overlap < 8 ? overlap + 1 : 1)
+      for (int d = overlap; d >= 0; --d) {
+        if (covers(d)) total += from[sample_place<Config>(o + d * hop) - d * stride];
       }
+      *to = from_float<Input>(total);
+      from += groups * stride;
+      to += groups * (long long)hop;
+    }
+#pragma unroll(carried_turns <= 4 && !edge ? carried_turns : 1)
+    for (int i = 0; i < carried_turns; ++i) {
+      const int s = group + i * groups;
+      if (s < overlap) carry[s * hop + o] = sum(frames + s);
     }
   }
 }

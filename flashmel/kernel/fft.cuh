@@ -76,25 +76,54 @@ __device__ inline void load_column(Complex* a, const typename Config::Input* sam
   }
 }
 
+// How many of a thread's transforms it has under way: two, where its items come in pairs and the registers allow it.
+template <class Config, int radix, int count>
+__device__ constexpr int items_at_once() {
+  return count % (2 * Config::threads_per_frame) == 0 && 4 * radix + 48 <= 65536 / (Config::teams * Config::threads) ? 2 : 1;
+}
+
+// The transforms of the middle stage: load(a, at, c) from where the points of column c of a row lie, store(a, at, c) to there.
+template <class Config, class Load, class Store>
+__device__ inline void in_middle(float2* spectra, Load load, Store store) {
+  constexpr int radix = Config::r2, count = Config::points / radix, at_once = items_at_once<Config, radix, count>();
+  const Place<Config> place;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+#pragma unroll 1
+  for (int item = place.of_frame; item < count; item += at_once * Config::threads_per_frame) {
+    Complex a[at_once][radix];
+    float2* at[at_once];
+    int c[at_once];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int i = opaque(item + n * Config::threads_per_frame);  // else the compiler keeps an address for every access
+      c[n] = i % Config::r3;
+      at[n] = e + i / Config::r3 * Config::row_stride + c[n];
+      load(a[n], at[n], c[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      dft<radix>(a[n]);
+      store(a[n], at[n], c[n]);
+    }
+  }
+}
+
 template <class Config>
 __device__ inline void middle(float2* spectra, const float4* factors) {
-  constexpr int radix = Config::r2, count = Config::points / radix;
-  const Place<Config> place;
-  float2* e = spectra + place.frame * Config::frame_stride;
-#pragma unroll 1
-  for (int item = place.of_frame; item < count; item += Config::threads_per_frame) {
-    const int c = item % Config::r3;
-    float2* at = e + item / Config::r3 * Config::row_stride + c;
-    Complex a[radix];
+  constexpr int radix = Config::r2;
+  in_middle<Config>(
+      spectra,
+      [](Complex* a, const float2* at, int) {
 #pragma unroll
-    for (int j = 0; j < radix; ++j) {
-      const float2 z = at[j * Config::r3];
-      a[j].x = z.x;
-      a[j].y = z.y;
-    }
-    dft<radix>(a);
-    twiddle_and_store<radix>(a, factors + opaque(Config::middle_table + c), Config::r3, at, Config::r3);
-  }
+        for (int j = 0; j < radix; ++j) {
+          const float2 z = at[j * Config::r3];
+          a[j].x = z.x;
+          a[j].y = z.y;
+        }
+      },
+      [&](const Complex* a, float2* at, int c) {
+        twiddle_and_store<radix>(a, factors + opaque(Config::middle_table + c), Config::r3, at, Config::r3);
+      });
 }
 
 // Row r of the spectrum e.

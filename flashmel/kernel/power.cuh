@@ -64,7 +64,7 @@ __device__ inline void separate(float* power, int k, Complex z, Complex y, float
   const float even_x = z.x + y.x, even_y = z.y - y.y;
   const float odd_x = z.y + y.y, odd_y = y.x - z.x;
   const float ax = even_x + odd_x * w.x - odd_y * w.y, ay = even_y + odd_x * w.y + odd_y * w.x;  // E + w O
-  const float bx = 2.0f * even_x - ax, by = 2.0f * even_y - ay;                                  // E - w O
+  const float bx = fmaf(2.0f, even_x, -ax), by = fmaf(2.0f, even_y, -ay);                                  // E - w O
   power[k * Config::frames_per_tile] = raise<Config>(ax * ax + ay * ay);
   power[(Config::n_fft / 2 - k) * Config::frames_per_tile] = raise<Config>(bx * bx + by * by);
 }

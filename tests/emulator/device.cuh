@@ -43,6 +43,7 @@ inline float __shfl_xor_sync(unsigned, float value, int offset) {
   return other;
 }
 
+using std::fmaf;
 inline int thread_index() { return threadIdx.x; }
 inline int opaque(int value) { return value; }
 inline void settle(float&) {}
