@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import fused, reference
 from .spec import StftSpec
@@ -23,10 +24,17 @@ _TRANSFORM = (
 _library.define(f"mel_spectrogram({_TRANSFORM}, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(f"mel_spectrogram_backward(Tensor mel_gradient, {_TRANSFORM}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
-_spec = lru_cache(maxsize=256)(StftSpec)
+cached_spec = lru_cache(maxsize=256)(StftSpec)  # also: the same object for the same parameters, by which calls are recalled
 
 
-def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None = None) -> Tensor:
+def mel_spectrogram(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Mel spectrogram of a waveform, by the fused kernel where it can, else in plain torch.
 
     Args:
@@ -35,22 +43,95 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         fb: (n_freqs, n_mels).
         spec: framing, normalisation and power.
         dtype: of the output; the arithmetic's if None.
+        out: where to write the result, of this dtype and any strides.
 
     Returns:
-        (..., n_mels, frames), contiguous. Nothing but the arguments is kept for its gradient, which is fused too for the waveform.
-        For window and fb, for a gradient of the gradient, in forward mode and under torch.func it is plain torch's.
+        (..., n_mels, frames), contiguous; or ``out``. Nothing but the arguments is kept for its gradient, which is fused too for
+        the waveform. For window and fb, for a gradient of the gradient, in forward mode and under torch.func it is plain torch's.
 
     Raises:
         TypeError: the waveform is not a tensor.
-        ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables.
+        ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables; for an ``out``
+            that does not fit, or that a gradient would have to go through.
     """
+    if out is not None:
+        return _write(out, waveform, window, fb, spec)
+    direct, recorded = _is_direct(waveform), torch.is_grad_enabled()
+    tables_too = recorded and (window.requires_grad or fb.requires_grad)
+    if direct and not tables_too:
+        if recorded and waveform.requires_grad:
+            return _Recorded.apply(waveform, window, fb, spec, dtype)
+        if (recalled := fused.recall(waveform, window, fb, spec, dtype)) is not None:
+            return recalled
     _check(waveform, window, fb, spec)
-    tables_too = torch.is_grad_enabled() and (window.requires_grad or fb.requires_grad)
     if tables_too or reference.is_transformed(waveform, window, fb):
         return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
-    return torch.ops.flashmel.mel_spectrogram(
-        waveform, window, fb, spec.n_fft, spec.hop_length, spec.pad, spec.power, spec.normalized, spec.center, spec.pad_mode, dtype
+    if direct:
+        return _run(waveform, window, fb, spec, dtype)
+    return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, *_parameters(spec), dtype)
+
+
+def _run(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
+    if waveform.is_cuda:
+        try:
+            return fused.mel_spectrogram(waveform, window, fb, spec, dtype)
+        except fused.UnavailableError as reason:
+            _warn_once(f"running in plain torch on {waveform.device}: {reason}")
+    return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+
+
+def _write(out: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
+    _check(waveform, window, fb, spec)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (out, waveform, window, fb)):
+        raise ValueError("out= records no gradient: call it under torch.no_grad(), or without out=")
+    shape = (*waveform.shape[:-1], fb.shape[1], spec.frame_count(waveform.shape[-1]))
+    if out.shape != shape or out.device != waveform.device or not out.is_floating_point():
+        raise ValueError(
+            f"out must be a floating-point tensor of shape {shape} on {waveform.device}, "
+            f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
+        )
+    direct = _is_direct(waveform) and type(out) is Tensor and out.is_contiguous()
+    if not direct or fused.recall(waveform, window, fb, spec, out.dtype, out) is None:
+        out.copy_(mel_spectrogram(waveform, window, fb, spec, out.dtype))
+    return out
+
+
+def _parameters(spec: StftSpec) -> tuple[Any, ...]:
+    """A spec as the operators take it: see ``_arguments``."""
+    return spec.n_fft, spec.hop_length, spec.pad, spec.power, spec.normalized, spec.center, spec.pad_mode
+
+
+def _is_direct(waveform: Tensor) -> bool:
+    """Whether nobody but autograd watches this call: no compiler, tracer, mode or subclass.
+
+    It may then do without the dispatcher, which takes longer than all the rest of a call.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(waveform) in (Tensor, torch.nn.Parameter)
+        and not waveform.is_meta
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
     )
+
+
+class _Recorded(torch.autograd.Function):
+    """The operator's gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
+        ctx.save_for_backward(waveform, window, fb)
+        ctx.spec = spec
+        out = fused.recall(waveform, window, fb, spec, dtype)
+        return mel_spectrogram(waveform, window, fb, spec, dtype) if out is None else out
+
+    @staticmethod
+    def backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.parameters = _parameters(ctx.spec)
+        return _backward(ctx, mel_gradient)
 
 
 def path(spec: StftSpec, device: torch.device) -> str:
@@ -101,20 +182,11 @@ def _arguments(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, StftSpec, torch.dtype | None]:
     """The operator's arguments as those of the two paths. The window's own length counts, and may be symbolic here."""
-    return waveform, window, fb, _spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode), dtype
+    return waveform, window, fb, cached_spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode), dtype
 
 
-def _plain(*operands: Any, **keywords: Any) -> Tensor:
-    return reference.mel_spectrogram(*_arguments(*operands, **keywords))
-
-
-def _cuda(*operands: Any, **keywords: Any) -> Tensor:
-    arguments = _arguments(*operands, **keywords)
-    try:
-        return fused.mel_spectrogram(*arguments)
-    except fused.UnavailableError as reason:
-        _warn_once(f"running in plain torch on {arguments[0].device}: {reason}")
-        return reference.mel_spectrogram(*arguments)
+def _forward(*operands: Any, **keywords: Any) -> Tensor:
+    return _run(*_arguments(*operands, **keywords))
 
 
 def _fake(*operands: Any, **keywords: Any) -> Tensor:
@@ -123,18 +195,14 @@ def _fake(*operands: Any, **keywords: Any) -> Tensor:
     return waveform.new_empty((*waveform.shape[:-1], fb.shape[1], frames), dtype=dtype or reference.compute_dtype(window))
 
 
-def _plain_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
+def _run_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
     waveform, window, fb, spec, _ = _arguments(*operands)
+    if waveform.is_cuda:
+        try:
+            return fused.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
+        except fused.UnavailableError as reason:
+            _warn_once(f"the gradient runs in plain torch on {waveform.device}: {reason}")
     return reference.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
-
-
-def _cuda_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
-    waveform, window, fb, spec, _ = _arguments(*operands)
-    try:
-        return fused.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
-    except fused.UnavailableError as reason:
-        _warn_once(f"the gradient runs in plain torch on {waveform.device}: {reason}")
-        return _plain_backward(mel_gradient, *operands)
 
 
 def _fake_backward(mel_gradient: Tensor, waveform: Tensor, *_: Any) -> Tensor:
@@ -150,7 +218,7 @@ def _backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
     gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if torch.is_grad_enabled() or any(needed[1:]):  # a gradient of the gradient may follow
-        spec = _spec(ctx.parameters[0], *ctx.parameters)
+        spec = cached_spec(ctx.parameters[0], *ctx.parameters)
         found = iter(reference.vector_jacobian_product(mel_gradient, tensors, needed, spec))
         gradients[:3] = [next(found) if need else None for need in needed]
     elif needed[0]:
@@ -158,10 +226,8 @@ def _backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(gradients)
 
 
-_library.impl("mel_spectrogram", _plain, "CompositeExplicitAutograd")
-_library.impl("mel_spectrogram", _cuda, "CUDA")
+_library.impl("mel_spectrogram", _forward, "CompositeExplicitAutograd")
 torch.library.register_fake("flashmel::mel_spectrogram", _fake, lib=_library)
-_library.impl("mel_spectrogram_backward", _plain_backward, "CompositeExplicitAutograd")
-_library.impl("mel_spectrogram_backward", _cuda_backward, "CUDA")
+_library.impl("mel_spectrogram_backward", _run_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("flashmel::mel_spectrogram_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("flashmel::mel_spectrogram", _backward, setup_context=_setup_context, lib=_library)

@@ -163,17 +163,22 @@ def make_backward_plan(
     Raises:
         UnsupportedError: no plan exists; the message says why.
     """
-    found = _supported(spec)
-    if exception := measured(arch.name).get(spec.n_fft):
-        found = [Factors.of(spec.n_fft, *exception[:4]), *found]
+    n_fft, found = spec.n_fft, _supported(spec)
+
+    def best(factors: Factors, tiles: tuple[int, ...], threads: int | None = None) -> BackwardPlan | None:
+        layouts = (backward_layouts(spec, arch, factors, frames, n_mels, entries_per_bin, sample_bytes) for frames in tiles)
+        plans = (plan for plans in layouts for plan in plans if threads in (None, plan.threads_per_frame))
+        return max(plans, key=backward_merit, default=None)
+
+    if exception := measured(arch.name, "backward_plans").get(n_fft):
+        if plan := best(Factors.of(n_fft, *exception[:4]), exception[4:], exception[3]):
+            return plan
+    if exception := measured(arch.name).get(n_fft):
+        found = [Factors.of(n_fft, *exception[:4]), *found]
     for factors in found:
-        if plans := [
-            plan
-            for frames in FRAMES_PER_TILE
-            for plan in backward_layouts(spec, arch, factors, frames, n_mels, entries_per_bin, sample_bytes)
-        ]:
-            return max(plans, key=backward_merit)
-    raise _too_large(f"the gradient at n_fft = {spec.n_fft} with {n_mels} filters", arch)
+        if plan := best(factors, FRAMES_PER_TILE):
+            return plan
+    raise _too_large(f"the gradient at n_fft = {n_fft} with {n_mels} filters", arch)
 
 
 def backward_merit(plan: BackwardPlan) -> float:
@@ -217,13 +222,13 @@ FRAMES_PER_TILE = (32, 16, 8, 4, 2, 1)
 
 
 @cache
-def measured(arch: str) -> dict[int, tuple[int, ...]]:
+def measured(arch: str, kind: str = "plans") -> dict[int, tuple[int, ...]]:
     """Plans that were measured to be faster than the model's: n_fft -> r1, r2, r3, threads per frame, frames per tile.
 
-    ``scripts/bench.py --sweep`` writes them, with the machine.
+    ``scripts/bench.py --sweep`` writes them, with the machine. The few "backward_plans" were found by hand (PROJECT.md).
     """
     table = json.loads(files(__package__).joinpath("measured.json").read_text("utf-8"))
-    return {int(n_fft): tuple(plan) for n_fft, plan in table.get(arch, {}).get("plans", {}).items()}
+    return {int(n_fft): tuple(plan) for n_fft, plan in table.get(arch, {}).get(kind, {}).items()}
 
 
 @dataclass(frozen=True)
@@ -264,7 +269,7 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
 
 
 def division(divisor: int) -> tuple[int, int]:
-    """magic and shift with n // divisor == (n * magic // 2**32 + n) >> shift for all n below 2**31. (Granlund and Montgomery, 1994.)"""
+    """magic and shift: n // divisor == (n * magic // 2**32 + n) >> shift, for n below 2**31. (Granlund and Montgomery, 1994.)"""
     shift = (divisor - 1).bit_length()
     return 2**32 * (2**shift - divisor) // divisor + 1, shift
 
@@ -303,7 +308,7 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
     def tiles_of(segments: int) -> int:
         return -(-(-(-max(1, slots - overlap) // segments) + overlap) // frames)
 
-    rounds = range(1, 9) if rows <= workers else range(rows // workers, rows // workers + 2)
+    rounds = range(max(1, rows // workers), rows // workers + 9)
     choices = {min(slots, max(1, n * workers // rows)) for n in rounds}
     tiles = tiles_of(min(choices, key=lambda segments: (-(-segments * rows // workers) * tiles_of(segments), segments)))
     segments = -(-max(1, slots - overlap) // (tiles * frames - overlap))

@@ -43,7 +43,7 @@ def spectrogram(waveform: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
 
 
 def vector_jacobian_product(
-    mel_gradient: Tensor, tensors: tuple[Tensor, Tensor, Tensor], needed: tuple[bool, ...], spec: StftSpec
+    mel_gradient: Tensor, tensors: tuple[Tensor, ...], needed: tuple[bool, ...], spec: StftSpec
 ) -> tuple[Tensor, ...]:
     """Gradients of :func:`mel_spectrogram` for those of (waveform, window, fb) that are needed, given the gradient of its result.
 
@@ -53,7 +53,8 @@ def vector_jacobian_product(
     with torch.enable_grad():
         if not recorded:
             tensors = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
-        mel = mel_spectrogram(*tensors, spec, None)
+        waveform, window, fb = tensors
+        mel = mel_spectrogram(waveform, window, fb, spec, None)
         inputs = [t for t, need in zip(tensors, needed, strict=True) if need]
         return torch.autograd.grad(mel, inputs, mel_gradient.to(mel.dtype), create_graph=recorded)
 

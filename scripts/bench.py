@@ -5,6 +5,7 @@
     python scripts/bench.py --device cpu             # the CPU cases -> benchmarks/<cpu>.json
     python scripts/bench.py --against DIR            # also another flashmel, installed with pip install --target DIR
     python scripts/bench.py --sizes                  # also one batch at many n_fft
+    python scripts/bench.py --training               # also forward + backward of the float32 cases
     python scripts/bench.py --sweep                  # instead: try other plans at each n_fft -> flashmel/measured.json
 
 GPU time is that of CUDA-graph replays (no launch gaps), the inputs rotated so that they do not lie in the L2 cache;
@@ -13,6 +14,11 @@ measured in the same run. `tol` is the largest difference from torchaudio's floa
 (1e-4 + 1e-4 * |expected|; 1e-2 for a half-precision output), `tol64` the same from float64 arithmetic on the same float32 window
 and filterbank, `error` the largest error against the latter relative to the frame's own peak. A case that fails, or where `tol` or
 `tol64` is above 1, is recorded with the reason; the rest continue and the exit status is 1.
+
+`training` is one step to the waveform's gradient, `torch.autograd.grad(mel(x), x, g)` with a random g, by the same clocks;
+`forward` is the same run's time without a gradient, `backward` the step's less that. `MiB` is what a step requests at its peak
+beyond x, g, the mel spectrogram and the gradient. `error` is the gradient's largest, on the first and the last row, against
+float64 autograd of flashmel.reference on the same tables, relative to the peak; `equal` whether all runs gave the same bits.
 """
 
 from __future__ import annotations
@@ -32,11 +38,14 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -109,6 +118,12 @@ CPU_CASES = (
     Case("cpu-clips", "256 × 1 s, 400/160, 128 mels", WHISPER, 256, 16000),
 )
 CASES = {case.name: case for case in GPU_CASES + CPU_CASES}
+# What --training measures of a run's cases.
+TRAINING = ("whisper", "asr", "speech", "small", "music-2048", "music-4096", "huge", "clip", "cpu-batch", "cpu-clips")
+GRADIENT_TOLERANCE = 1e-5  # of the gradient's peak; float32 rounding leaves less than 1e-6
+
+
+HOST = ("second", "clip", "whisper")
 
 
 def size_case(n_fft: int) -> Case:
@@ -123,6 +138,17 @@ def make_input(case: Case, device: str) -> Tensor:
     """Full-scale white noise, new on every call."""
     noise = torch.rand(case.batch, case.samples, device=device) * 2 - 1
     return (noise * 32767).round().to(torch.int16) if case.in_dtype == torch.int16 else noise.to(case.in_dtype)
+
+
+def make_mel_gradient(case: Case, device: str) -> Tensor:
+    """White noise in the shape of the mel spectrogram."""
+    return torch.randn(case.batch, case.kwargs["n_mels"], 1 + case.samples // case.kwargs["hop_length"], device=device)
+
+
+def gradient(transform: Transform, x: Tensor, mel_gradient: Tensor) -> Tensor:
+    """The gradient of x by a forward and a backward pass."""
+    x = x.detach().requires_grad_()  # a leaf of this stream: a graph that is captured must not meet another's
+    return torch.autograd.grad(transform(x), x, mel_gradient)[0]
 
 
 @contextlib.contextmanager
@@ -191,8 +217,7 @@ def measure(case: Case, transforms: dict[str, Transform], device: str, quick: bo
         for name, time_us, extra_bytes in zip(transforms, times, extra, strict=True):
             figures[name] = {"wall_us": time_us, "extra_bytes": extra_bytes}
         return figures
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    inputs = [make_input(case, device) for _ in range(min(64, math.ceil(3 * l2 / case.input_bytes)))]
+    inputs = [make_input(case, device) for _ in range(input_sets(case))]
     replays = 5 if quick else 25
     for _ in range(2):  # twice, taking turns: what differs between the two is noise
         for name, transform in transforms.items():
@@ -208,8 +233,166 @@ def measure(case: Case, transforms: dict[str, Transform], device: str, quick: bo
     return figures
 
 
+def input_sets(case: Case) -> int:
+    """How many inputs do not lie in the L2 cache together."""
+    return min(64, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / case.input_bytes))
+
+
 def _bind(transform: Transform, x: Tensor) -> Callable[[], Tensor]:
     return lambda: transform(x)
+
+
+def check_training(transform: Transform, x: Tensor, mel_gradient: Tensor, exact: Tensor, runs: int) -> Figures:
+    """Error of the gradient on the first and the last row, where it should be ``exact``, and whether all runs are equal."""
+    first = gradient(transform, x, mel_gradient)
+    bits = first.view(torch.int32)
+    return {
+        "gradient_error": float((first[_ends(x)] - exact).abs().max() / exact.abs().max()),
+        "bit_equal": all(torch.equal(gradient(transform, x, mel_gradient).view(torch.int32), bits) for _ in range(runs - 1)),
+    }
+
+
+def _ends(x: Tensor) -> list[int]:
+    return sorted({0, len(x) - 1})
+
+
+def exact_gradient(module: Any, x: Tensor, mel_gradient: Tensor) -> Tensor:
+    """The gradient by float64 autograd of the plain path, on the module's tables."""
+    from flashmel import reference
+
+    tables = module.spectrogram.window.double(), module.mel_scale.fb.double()
+    return gradient(lambda x: reference.mel_spectrogram(x, *tables, module.spec, None), x.double(), mel_gradient.double())
+
+
+def measure_training(case: Case, transforms: dict[str, Transform], entry: Figures, device: str, quick: bool, package: Path) -> None:
+    """Add the error, extra memory and time of each transform's training step to the entry: a failure leaves what there is."""
+    sets = 1 if device == "cpu" else input_sets(case)
+    inputs = [(make_input(case, device), make_mel_gradient(case, device)) for _ in range(sets)]
+    x, g = inputs[0]
+    exact = exact_gradient(transforms["flashmel"], x[_ends(x)], g[_ends(x)])
+    for name, transform in transforms.items():
+        entry[name] |= check_training(transform, x, g, exact, entry["runs"])
+    if device == "cpu":
+        forward = [_bind(t, x) for t in transforms.values()]  # again: a CPU's time drifts by more than a forward pass takes
+        steps = [partial(gradient, t, x, g) for t in transforms.values()]
+        times = testing.cpu_time([*forward, *steps], repeats=3 if quick else 15)
+        with ThreadPoolExecutor() as pool:  # after the timing, as in measure()
+            extra = pool.map(
+                lambda name: worker("memory", [case], device, quick, package, impl=name, training=True)["bytes"], transforms
+            )
+        for name, forward_us, step_us, extra_bytes in zip(transforms, times[:2], times[2:], extra, strict=True):
+            entry[name] |= {"forward_us": forward_us, "step_us": step_us, "extra_bytes": extra_bytes}
+        return
+    for name, transform in transforms.items():
+        mel_bytes = g.numel() * g.element_size()
+        entry[name]["extra_bytes"] = testing.extra_memory(partial(gradient, transform, x, g), device) - mel_bytes
+    for _ in range(2):  # taking turns, as in measure()
+        for name, transform in transforms.items():
+            steps = [partial(gradient, transform, *pair) for pair in inputs]
+            times = entry[name].setdefault("step_us_runs", [])
+            times.append(testing.gpu_time(steps, calls=6, replays=5 if quick else 15))
+            entry[name]["step_us"] = statistics.mean(times)
+
+
+def measure_host(case: Case, transforms: dict[str, Transform], quick: bool) -> dict[str, Figures]:
+    """Host microseconds of a call: eager, eager with autograd recording, in a compiled graph, by replay of a CUDA graph."""
+    x = make_input(case, "cuda")
+    leaf = x.detach().requires_grad_() if x.is_floating_point() else None
+    figures: dict[str, Figures] = {}
+    for name, transform in transforms.items():
+        time_of = partial(testing.host_time, device="cuda", repeats=5 if quick else 15)
+        with torch.no_grad():
+            figures[name] = {"eager_us": time_of(_bind(transform, x))}
+            if name == "flashmel":  # torchaudio's compiled transform is as slow as the eager one, and takes long to compile
+                figures[name]["compiled_us"] = time_of(_bind(torch.compile(transform, fullgraph=True), x))
+        if leaf is not None:
+            figures[name]["autograd_us"] = time_of(_bind(transform, leaf))
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            with torch.cuda.stream(stream):  # workspaces must exist before the capture, on its stream
+                transform(x)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                transform(x)
+        figures[name]["replay_us"] = time_of(graph.replay)
+    return figures
+
+
+IN_SITU = Case("in-situ", "16 kHz, 400/160, 80 mels", _mel(16000, 400, 160, 80), 32, 160000)
+
+
+def encoders() -> dict[str, torch.nn.Module]:
+    """Two small models on (batch, 80, frames): convolutions alone, and a transformer behind two of them."""
+    nn = torch.nn
+
+    def convolutions(channels: int, strided: int, plain: int) -> list[torch.nn.Module]:
+        sizes = [80, *[channels] * (strided + plain)]
+        layers = [nn.Conv1d(a, b, 3, stride=2 if i < strided else 1, padding=1) for i, (a, b) in enumerate(pairwise(sizes))]
+        return [part for layer in layers for part in (layer, nn.GELU())]
+
+    class Transpose(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mT
+
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
+    return {
+        "convolutional": nn.Sequential(*convolutions(256, 2, 4)),
+        "transformer": nn.Sequential(
+            *convolutions(256, 2, 0), Transpose(), nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        ),
+    }
+
+
+def in_situ_step(transform: Transform, model: torch.nn.Module, train: bool) -> Callable[[], None]:
+    """A step of a model behind the transform, in bfloat16 autocast."""
+    x, optimizer = make_input(IN_SITU, "cuda"), torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        with torch.no_grad(), torch.profiler.record_function("front-end"):
+            features = (transform(x) + 1e-5).log()
+        with torch.set_grad_enabled(train), torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(features)
+        if train:
+            out.float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def profile_step(step: Callable[[], None], steps: int) -> Figures:
+    """Wall time of a step, its kernels' time, and that of the kernels under "front-end"; all in microseconds."""
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+
+    run(5)
+    start = time.perf_counter()
+    run(steps)
+    wall_us = (time.perf_counter() - start) / steps * 1e6
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        run(steps)
+    cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+    averages = profile.key_averages()
+    gpu_us = sum(e.self_device_time_total for e in averages if e.device_type == cuda and e.key != "front-end") / steps
+    (front_end,) = (e for e in averages if e.device_type == cpu and e.key == "front-end")
+    return {"wall_us": wall_us, "gpu_us": gpu_us, "front_end_us": front_end.device_time_total / steps}
+
+
+def measure_in_situ(transforms: dict[str, Transform], steps: int) -> list[Figures]:
+    """What share of a model's GPU time the transform in front of it takes."""
+    entries = []
+    for model_name, model in encoders().items():
+        model = model.cuda()
+        for mode in ("forward", "training step"):
+            entry: Figures = {"model": model_name, "mode": mode}
+            for name, transform in transforms.items():
+                entry[name] = profile_step(in_situ_step(transform, model, train=mode != "forward"), steps)
+            entries.append(entry)
+    return entries
 
 
 def copy_bandwidth(device: str, quick: bool) -> float:
@@ -237,16 +420,23 @@ def copy_bandwidth(device: str, quick: bool) -> float:
     return 2 * n / time_us * 1e-3
 
 
-def peak_rss(case: Case, transform: Transform) -> int:
-    """Bytes of resident memory that one call needs at its peak beyond what the process holds, its input and its output.
+def peak_rss(case: Case, transform: Transform, training: bool) -> int:
+    """Bytes of resident memory that one call needs at its peak beyond what the process holds, its input and its output; or that a
+    training step needs beyond those, the mel spectrogram and both gradients.
 
     An upper bound by what importing briefly held beyond that; run it in a process of its own, since a peak never falls.
     """
-    x = make_input(case, "cpu")
-    transform(x[:1, :16000])  # libraries, threads and plans
+    x, g = make_input(case, "cpu"), make_mel_gradient(case, "cpu") if training else None
+
+    def call(x: Tensor) -> Tensor:
+        frames = 1 + x.shape[-1] // case.kwargs["hop_length"]
+        return transform(x) if g is None else gradient(transform, x, g[: len(x), :, :frames])
+
+    call(x[:1, :16000])  # libraries, threads and plans
     before = _memory_kib("VmRSS")
-    out = transform(x)
-    return max(0, (_memory_kib("VmHWM") - before) * 1024 - out.numel() * out.element_size())
+    out = call(x)
+    held = out.numel() * out.element_size() + (0 if g is None else g.numel() * g.element_size())
+    return max(0, (_memory_kib("VmHWM") - before) * 1024 - held)
 
 
 def _memory_kib(field: str) -> int:
@@ -269,12 +459,14 @@ def worker(
     quick: bool,
     package: Path,
     impl: str = "flashmel",
+    training: bool = False,
     timeout: float = 400,
 ) -> Any:
     """Run this script's ``--worker mode`` and return the JSON it printed; RuntimeError with the end of its log."""
     names = ",".join(case.name for case in cases)
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", mode, "--impl", impl, "--cases", names]
     command += ["--device", device, "--package", str(package), *(["--quick"] if quick else [])]
+    command += ["--training"] if training else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -289,9 +481,8 @@ def run_worker(args: argparse.Namespace, cases: Sequence[Case]) -> Any:
     if args.worker == "memory":
         (case,) = cases
         own = args.impl == "flashmel"
-        return {
-            "bytes": peak_rss(case, flashmel_transform(case, "cpu", args.package) if own else torchaudio_transform(case, "cpu"))
-        }
+        transform = flashmel_transform(case, "cpu", args.package) if own else torchaudio_transform(case, "cpu")
+        return {"bytes": peak_rss(case, transform, args.training)}
 
     def one(case: Case) -> Figures:
         transform = flashmel_transform(case, args.device, args.package)
@@ -344,6 +535,19 @@ def kernel_of(case: Case) -> tuple[Any, Any, str, str]:
     spec = StftSpec(kwargs["n_fft"], kwargs.get("win_length", kwargs["n_fft"]), kwargs["hop_length"])
     arch = plan.architecture(*torch.cuda.get_device_capability())
     return spec, plan.make_plan(spec, arch, case.in_dtype.itemsize), names[0], names[1]
+
+
+def backward_kernels(cases: Sequence[Case], package: Path) -> Iterator[tuple[Any, Any, str, str]]:
+    """What :func:`compile_ahead` takes, for the gradients of float32 cases; one without a kernel is left to the measurement."""
+    from flashmel import plan
+    from flashmel.tables import entries_per_bin
+
+    arch = plan.architecture(*torch.cuda.get_device_capability())
+    for case in cases:
+        module: Any = flashmel_transform(case, "cpu", package)
+        entries = entries_per_bin(module.mel_scale.fb.double().numpy())
+        with contextlib.suppress(plan.UnsupportedError):
+            yield module.spec, plan.make_backward_plan(module.spec, arch, module.n_mels, entries), "float32", "float32"
 
 
 # ---- the record ----
@@ -476,17 +680,46 @@ def run_case(case: Case, device: str, quick: bool, package: Path, bandwidth: flo
             entry["error"] = fault
     except Exception as error:  # the rest of the cases must still run
         entry["error"] = describe(error)
+    _empty_cache(device)
+    return entry
+
+
+def _empty_cache(device: str) -> None:
     if device == "cuda":
         with contextlib.suppress(RuntimeError):  # after a kernel's fault every CUDA call raises
             torch.cuda.empty_cache()
+
+
+def run_training(case: Case, measured: Figures, device: str, quick: bool, package: Path) -> Figures:
+    """Figures of a training step; ``measured`` are those that :func:`run_case` gave in the same run."""
+    entry: Figures = {"name": case.name, "label": case.label, "batch": case.batch, "samples": case.samples}
+    entry["runs"] = 5 if quick or device == "cpu" else 100
+    try:
+        transforms = {"flashmel": flashmel_transform(case, device, package), "torchaudio": torchaudio_transform(case, device)}
+        for name in transforms:
+            entry[name] = {"forward_us": measured.get(name, {}).get("gpu_us")}
+        measure_training(case, transforms, entry, device, quick, package)
+        for name in transforms:
+            forward_us = entry[name]["forward_us"]
+            entry[name]["backward_us"] = None if forward_us is None else entry[name]["step_us"] - forward_us
+        own = entry["flashmel"]
+        if not own["gradient_error"] <= GRADIENT_TOLERANCE:
+            entry["error"] = f"the gradient differs from float64 by {own['gradient_error']:.3g} of its peak"
+        elif not own["bit_equal"]:
+            entry["error"] = "the gradient changes from run to run"
+    except Exception as error:  # the other cases must still run
+        entry["error"] = describe(error)
+    _empty_cache(device)
     return entry
 
 
 def benchmark(args: argparse.Namespace, cases: Sequence[Case]) -> int:
     record = describe_run(args.device, args.quick)
     out = args.out or default_out(record["machine"])
+    trained = [case for case in cases if args.training and case.name in TRAINING]
     if args.device == "cuda":
-        compile_ahead([kernel_of(case) for case in [*cases, *(map(size_case, SIZES) if args.sizes else ())]])
+        forward = [kernel_of(case) for case in [*cases, *(map(size_case, SIZES) if args.sizes else ())]]
+        compile_ahead([*forward, *backward_kernels(trained, args.package)])
     if args.against:
         warm_cache(cases, args.device, args.against)
     record["copy_gb_per_s"] = copy_bandwidth(args.device, args.quick)
@@ -512,9 +745,35 @@ def benchmark(args: argparse.Namespace, cases: Sequence[Case]) -> int:
             print(".", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
         write_json(out, record)
+    if args.host:
+        record["host"] = []
+        for case in (CASES[name] for name in HOST):
+            entry = {"name": case.name, "label": case.label, "batch": case.batch, "samples": case.samples}
+            try:
+                both = flashmel_transform(case, "cuda", args.package), torchaudio_transform(case, "cuda")
+                entry |= measure_host(case, dict(zip(("flashmel", "torchaudio"), both, strict=True)), args.quick)
+            except Exception as error:  # the other cases must still run
+                entry["error"] = describe(error)
+            record["host"].append(entry)
+            write_json(out, record)
+    if args.in_situ:
+        both = flashmel_transform(IN_SITU, "cuda", args.package), torchaudio_transform(IN_SITU, "cuda")
+        try:
+            record["in_situ"] = measure_in_situ(dict(zip(("flashmel", "torchaudio"), both, strict=True)), steps=10)
+        except Exception as error:  # what was measured before must stay
+            print(f"in situ: {describe(error)}")
+        write_json(out, record)
+    if args.training:
+        measured = {entry["name"]: entry for entry in record["cases"]}
+        record["training"] = []
+        for case in trained:
+            record["training"].append(run_training(case, measured[case.name], args.device, args.quick, args.package))
+            print(".", end="", file=sys.stderr, flush=True)
+            write_json(out, record)
+        print(file=sys.stderr)
     print_results(record)
     print(f"written to {out}")
-    return int(any("error" in entry for entry in [*record["cases"], *record.get("sizes", [])]))
+    return int(any("error" in entry for key in ("cases", "sizes", "host", "training") for entry in record.get(key, [])))
 
 
 def run_size(n_fft: int, device: str, quick: bool, package: Path, bandwidth: float) -> Figures:
@@ -575,6 +834,7 @@ def sweep(args: argparse.Namespace) -> int:
         transform = flashmel_transform(size_case(n_fft), "cuda", args.package)
         times = {}
         for candidate in candidates:
+            fused._calls.clear()  # they recall the plan before
             with mock.patch.object(fused, "_plan", return_value=candidate), contextlib.suppress(fused.UnavailableError):
                 times[candidate] = testing.gpu_time([_bind(transform, x) for x in inputs], calls=4, replays=5)
         model, best = candidates[0], min(times, key=lambda candidate: times[candidate])
@@ -584,7 +844,7 @@ def sweep(args: argparse.Namespace) -> int:
     print(_table(rows))
     out = args.out or ROOT / "flashmel" / "measured.json"
     record = json.loads(out.read_text()) if out.exists() else {}
-    record[arch.name] = {"machine": torch.cuda.get_device_name(), "plans": exceptions}
+    record[arch.name] = {**record.get(arch.name, {}), "machine": torch.cuda.get_device_name(), "plans": exceptions}
     text = json.dumps(record, indent=1)
     out.write_text(re.sub(r"\[[^\]]*\]", lambda plan: " ".join(plan[0].split()), text) + "\n")  # a plan a line
     print(f"written to {out}")
@@ -640,6 +900,18 @@ def print_results(record: Figures) -> None:
                 ]
             )
         print(_table(sizes))
+    if record.get("host"):
+        print(_table(_host_rows(record["host"])))
+    if record.get("in_situ"):
+        print(_table(_in_situ_rows(record["in_situ"])))
+    for entry in record.get("host", []):
+        if "error" in entry:
+            print(f"{entry['name']}, host: {entry['error']}")
+    if record.get("training"):
+        print(_table(_training_rows(record["training"])))
+    for entry in record.get("training", []):
+        if "error" in entry:
+            print(f"{entry['name']}, training: {entry['error']}")
     for entry in record.get("sizes", []):
         if "error" in entry:
             print(f"n_fft {entry['n_fft']}: {entry['error']}")
@@ -647,6 +919,39 @@ def print_results(record: Figures) -> None:
         for who, text in ((entry["name"], entry.get("error")), (f"{entry['name']}, other", entry.get("against", {}).get("error"))):
             if text:
                 print(f"{who}: {text}")
+
+
+def _host_rows(entries: Sequence[Figures]) -> list[list[str]]:
+    ways = ("eager_us", "autograd_us", "compiled_us", "replay_us")
+    rows = [["host", *(f"{who}{way.removesuffix('_us')}" for way in ways for who in ("", "ta "))]]
+    for entry in entries:
+        both = [entry.get(who, {}) for who in ("flashmel", "torchaudio")]
+        rows.append([entry["name"], *(_number(figures.get(way)) for way in ways for figures in both)])
+    return rows
+
+
+def _in_situ_rows(entries: Sequence[Figures]) -> list[list[str]]:
+    rows = [["in situ", *(f"{who}{what}" for what in ("front-end", "all kernels", "step") for who in ("", "ta "))]]
+    for entry in entries:
+        both = entry["flashmel"], entry["torchaudio"]
+        rows.append(
+            [f"{entry['model']}, {entry['mode']}", *(_number(f[k]) for k in ("front_end_us", "gpu_us", "wall_us") for f in both)]
+        )
+    return rows
+
+
+def _training_rows(entries: Sequence[Figures]) -> list[list[str]]:
+    header = ["training", "step", "torchaudio", "ratio", "forward", "× fwd", "backward", "MiB", "ta MiB"]
+    rows = [[*header, "error", "ta error", "equal", "ta equal"]]
+    for entry in entries:
+        both = own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+        step, ta_step, forward = own.get("step_us"), ta.get("step_us"), own.get("forward_us")
+        row = [entry["name"], _number(step), _number(ta_step), _number(ta_step / step if step and ta_step else None, 2)]
+        row += [_number(forward), _number(step / forward if step and forward else None, 2), _number(own.get("backward_us"))]
+        row += [_number(f["extra_bytes"] / 2**20, 2) if "extra_bytes" in f else "-" for f in both]
+        row += [f"{f['gradient_error']:.1e}" if "gradient_error" in f else "-" for f in both]
+        rows.append([*row, *({True: "yes", False: "NO", None: "-"}[f.get("bit_equal")] for f in both)])
+    return rows
 
 
 # ---- command line ----
@@ -671,6 +976,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file; default: benchmarks/<device>.json")
     parser.add_argument("--sizes", action="store_true", help="also one batch at many n_fft (GPU)")
     parser.add_argument(
+        "--host", action="store_true", help=f"also the host's time of a call in other ways, of {', '.join(HOST)} (GPU)"
+    )
+    parser.add_argument("--in-situ", action="store_true", help="also in front of two small models (GPU)")
+    parser.add_argument("--training", action="store_true", help=f"also forward + backward, of the cases {', '.join(TRAINING)}")
+    parser.add_argument(
         "--sweep", action="store_true", help="instead: try other plans, and write the faster to flashmel/measured.json"
     )
     parser.add_argument("--against", type=Path, metavar="DIR", help="also measure the flashmel installed in DIR (GPU)")
@@ -683,8 +993,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device is available; use --device cpu")
-    if args.device == "cpu" and (args.sizes or args.sweep or args.against):
-        parser.error("--sizes, --sweep and --against need --device cuda")
+    if args.device == "cpu" and (args.sizes or args.sweep or args.against or args.host or args.in_situ):
+        parser.error("--sizes, --sweep, --host, --in-situ and --against need --device cuda")
     args.package = args.package.resolve()
     args.against = args.against and args.against.resolve()
     sys.path.insert(0, str(args.package))

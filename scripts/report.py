@@ -59,7 +59,9 @@ def _notes(record: Figures) -> list[str]:
     """What the record itself has to say, and which cases failed."""
     # One line, no table characters: an error text is a compiler's log at worst.
     lines = [f"- {note}" for note in record.get("notes", [])]
-    lines += [f"- {entry['label']} failed: {entry['error'].splitlines()[0][:200]}" for entry in record["cases"] if "error" in entry]
+    for key, what in (("cases", ""), ("host", ", host,"), ("training", ", training,")):
+        failed = [entry for entry in record.get(key, []) if "error" in entry]
+        lines += [f"- {entry['label']}{what} failed: {entry['error'].splitlines()[0][:200]}" for entry in failed]
     return ["", *lines] if lines else []
 
 
@@ -109,9 +111,72 @@ def gpu_section(record: Figures) -> str:
         "float64 on the same tables, relative to the frame's own peak."
     )
     tables = [speed_table, "", speed_note, "", _markdown(header, rest), "", rest_note]
+    if record.get("host"):
+        tables += ["", *_host(record)]
+    if record.get("in_situ"):
+        tables += ["", *_in_situ(record["in_situ"])]
+    if record.get("training"):
+        tables += ["", *_training(record["training"])]
     if "sizes" in record:
         tables += ["", *_sizes(record["sizes"])]
     return "\n".join([*_heading(record, machine["gpu"], details), *tables, *_notes(record)])
+
+
+def _host(record: Figures) -> list[str]:
+    other = record.get("against", {}).get("version")
+    eager = {entry["name"]: entry.get("against", {}).get("host_us") for entry in record["cases"]}
+    ways = {"eager_us": "eager", "autograd_us": "recording a gradient", "compiled_us": "compiled", "replay_us": "graph replay"}
+    header = ["host µs a call", *(f"{who}, {way}" for way in ways.values() for who in ("flashmel", "torchaudio"))]
+    header += [f"flashmel {other}, eager"] if other else []
+    rows = []
+    for entry in record["host"]:
+        row = [_us(entry.get(who, {}).get(way)) for way in ways for who in ("flashmel", "torchaudio")]
+        rows.append([entry["label"], *row, *([_us(eager.get(entry["name"]))] if other else [])])
+    note = (
+        "How long one call keeps the Python thread, its GPU work left running: eager, with a gradient to be recorded, in a graph "
+        "of torch.compile (guards and output allocation included), and as the replay of a CUDA graph."
+    )
+    return [_markdown(header, rows), "", note]
+
+
+def _in_situ(entries: Sequence[Figures]) -> list[str]:
+    header = ["in front of a model", "front-end µs", "torchaudio", "share of GPU time", "torchaudio", "step µs", "torchaudio"]
+    rows = []
+    for entry in entries:
+        both = entry["flashmel"], entry["torchaudio"]
+        shares = [f"{100 * f['front_end_us'] / f['gpu_us']:.1f} %" for f in both]
+        rows.append(
+            [
+                f"{entry['model']}, {entry['mode']}",
+                *(_us(f["front_end_us"]) for f in both),
+                *shares,
+                *(_us(f["wall_us"]) for f in both),
+            ]
+        )
+    note = (
+        "32 × 10 s at 16 kHz, 400/160/80 and a logarithm, in front of six convolutions, or two and six transformer layers of width "
+        "256, in bfloat16 autocast: kernel time by torch.profiler, and the wall time of a step without it."
+    )
+    return [_markdown(header, rows), "", note]
+
+
+def _training(entries: Sequence[Figures]) -> list[str]:
+    header = ["case", "forward + backward µs", "torchaudio", "ratio", "× forward", "extra MiB", "torchaudio", "error", "torchaudio"]
+    rows = []
+    for entry in entries:
+        own, ta = entry.get("flashmel", {}), entry.get("torchaudio", {})
+        times = [f.get("step_us") for f in (own, ta)]
+        row = [entry["label"], *map(_us, times), _ratio(times[1], times[0]), _ratio(times[0], own.get("forward_us"))]
+        row += [_mib(f.get("extra_bytes")) for f in (own, ta)]
+        rows.append([*row, *(_error(f.get("gradient_error")) for f in (own, ta))])
+    equal = [sum(entry.get(who, {}).get("bit_equal", False) for entry in entries) for who in ("flashmel", "torchaudio")]
+    note = (
+        "Forward + backward: GPU time of one step to the waveform's gradient, measured like the forward pass; × forward: how many "
+        "of flashmel's forward passes it takes. Extra: peak memory beyond waveform, mel spectrogram and their gradients. Error: "
+        "largest, of the waveform's gradient against float64 autograd on the same tables, relative to its peak. Gradients equal "
+        f"to the bit in {entries[0]['runs']} runs: flashmel's in {equal[0]} of {len(entries)} cases, torchaudio's in {equal[1]}."
+    )
+    return [_markdown(header, rows), "", note]
 
 
 def _sizes(entries: Sequence[Figures]) -> list[str]:

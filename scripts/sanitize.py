@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Small launches of every kind of plan, to be run under compute-sanitizer:
+"""Small launches of every kind of plan, forward and backward, to be run under compute-sanitizer:
 
     compute-sanitizer --tool memcheck python scripts/sanitize.py
     compute-sanitizer --tool racecheck python scripts/sanitize.py
 
-Each result is compared with the plain path. Exit status: 0, or 1 if one differs.
+Each spectrogram and each gradient is compared with the plain path's on a CPU. Exit status: 0, or 1 if one differs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 import warnings
 
 import torch
+from torch import Tensor
 
 from flashmel import MelSpectrogram
+from flashmel.plan import UnsupportedError, architecture, make_backward_plan
 from flashmel.testing import assert_close
 
 CASES: list[tuple[dict, tuple[int, int]]] = [
@@ -29,26 +31,62 @@ CASES: list[tuple[dict, tuple[int, int]]] = [
     ({"n_fft": 2048, "hop_length": 512, "pad_mode": "constant"}, (1, 9000)),
     ({"n_fft": 256, "hop_length": 300, "center": False, "power": 0.5}, (3, 4000)),
     ({"n_fft": 16384, "hop_length": 4096}, (1, 20000)),
+    # Of the gradient: ends that a kernel of its own folds, and those of many rows; tiles that are all overlap.
+    ({"n_fft": 400, "hop_length": 160, "pad_mode": "circular"}, (3, 6001)),
+    ({"n_fft": 128, "hop_length": 32, "n_mels": 20, "pad_mode": "replicate"}, (3, 5000)),
+    ({"n_fft": 400, "hop_length": 160}, (3, 201)),
+    ({"n_fft": 400, "hop_length": 160}, (300, 8000)),
+    ({"n_fft": 64, "hop_length": 1, "n_mels": 20}, (2, 700)),
 ]
 
 
+def has_gradient_kernel(mel: MelSpectrogram) -> bool:
+    """A large size may have none on a small GPU."""
+    try:
+        make_backward_plan(mel.spec, architecture(*torch.cuda.get_device_capability()), mel.n_mels)
+    except UnsupportedError as error:
+        print(f"not launched: {error}")
+        return False
+    return True
+
+
+def gradient(mel: MelSpectrogram, waveform: Tensor, mel_gradient: Tensor) -> Tensor:
+    """Of the waveform, on the CPU, in units of its row's peak."""
+    x = waveform.detach().requires_grad_()
+    (found,) = torch.autograd.grad(mel(x), x, mel_gradient)
+    return (found / found.abs().amax(-1, keepdim=True)).cpu()
+
+
+def is_close(what: str, actual: Tensor, expected: Tensor, **tolerances: float) -> bool:
+    try:
+        assert_close(actual, expected, **tolerances)
+    except AssertionError as error:
+        print(f"{what}: {error}")
+        return False
+    return True
+
+
 def main() -> int:
-    failed = 0
     warnings.simplefilter("error", UserWarning)  # a fallback would be a run of nothing
+    results: list[bool] = []
     for kwargs, shape in CASES:
-        waveform = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        waveform = torch.randn(shape, generator=generator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # filters of zero
             mel = MelSpectrogram(**kwargs)
         expected = mel(waveform)
-        actual = mel.cuda()(waveform.cuda()).cpu()
-        try:
-            assert_close(actual, expected)
-        except AssertionError as error:
-            failed += 1
-            print(f"{kwargs}: {error}")
-    print(f"{len(CASES)} launches, {failed} wrong")
-    return int(failed > 0)
+        g = torch.randn(expected.shape, generator=generator)
+        expected_gradient = gradient(mel, waveform, g)
+        mel.cuda()
+        results.append(is_close(f"{kwargs} on {shape}", mel(waveform.cuda()).cpu(), expected))
+        if has_gradient_kernel(mel):
+            # A power below 1 has its largest gradients where bins are smallest, and there a bin's own rounding counts.
+            atol = 1e-5 if mel.power >= 1 else 1e-3
+            actual = gradient(mel, waveform.cuda(), g.cuda())
+            results.append(is_close(f"gradient of {kwargs} on {shape}", actual, expected_gradient, atol=atol))
+    print(f"{len(results)} results, {results.count(False)} wrong")
+    return int(not all(results))
 
 
 if __name__ == "__main__":

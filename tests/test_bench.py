@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -25,8 +26,8 @@ def _load(name):
 @pytest.fixture(scope="module")
 def cpu_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "benchmarks" / "cpu.json"
-    command = [sys.executable, str(SCRIPTS / "bench.py"), "--device", "cpu", "--quick", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(SCRIPTS / "bench.py"), "--device", "cpu", "--quick", "--training", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done.stdout
 
@@ -50,6 +51,16 @@ def test_cpu_run_writes_every_figure(cpu_run):
         assert entry["flashmel"]["tolerance_fraction_float64"] <= 1
         assert entry["torchaudio"]["tolerance_fraction"] < 1e-2  # its difference from itself: only how sums are ordered
     assert str(SCRIPTS.parent) not in path.read_text()
+    assert [entry["name"] for entry in record["training"]] == ["cpu-batch", "cpu-clips"]
+    for entry, case in zip(record["training"], record["cases"], strict=True):
+        assert "error" not in entry and f"{entry['name']}, training" not in printed
+        assert (entry["batch"], entry["samples"], entry["runs"]) == (case["batch"], case["samples"], 5)
+        for who in ("flashmel", "torchaudio"):
+            figures = entry[who]
+            assert figures["forward_us"] > 0 and figures["step_us"] > 0 and figures["extra_bytes"] >= 0
+            assert abs(figures["step_us"] - figures["forward_us"] - figures["backward_us"]) < 1e-4 * figures["step_us"]
+            assert 0 < figures["gradient_error"] < 1e-6
+        assert entry["flashmel"]["bit_equal"]
 
 
 def test_report_writes_the_block_and_checks_it(cpu_run, tmp_path):
@@ -63,6 +74,7 @@ def test_report_writes_the_block_and_checks_it(cpu_run, tmp_path):
     text = readme.read_text()
     assert text.startswith("# Title\n\n<!-- benchmarks:begin -->\n") and text.endswith("<!-- benchmarks:end -->\n\nafter\n")
     assert "old" not in text and "8 × 30 s" in text and "a quick run" in text
+    assert "forward + backward" not in text  # a table of GPUs only
     assert report.main([*arguments, "--check"]) == 0
     assert report.main(arguments) == 0 and readme.read_text() == text
     readme.write_text("no markers")
@@ -105,6 +117,58 @@ def test_gpu_record_is_printed_and_reported(tmp_path, capsys):
     assert "32 × 480000, int16 → float16" in row and "flashmel 0.1.0 µs" in text and "NVIDIA H200" in text
     assert "- another failed: ValueError: no" in text and "log" not in text
     assert {len({line.count("|") for line in block.splitlines()}) for block in text.split("\n\n") if block[0] == "|"} == {1}
+
+
+def _training(bench):
+    figures = {"forward_us": 45.0, "step_us": 180.4, "step_us_runs": [180.3, 180.5], "backward_us": 135.4}
+    figures |= {"extra_bytes": 4096, "gradient_error": 2.5e-7, "bit_equal": True}
+    slow = figures | {"step_us": 3608.0, "extra_bytes": 2**30, "gradient_error": 3.5e-7, "bit_equal": False}
+    entry = {"name": "whisper", "label": "whisper", "batch": 32, "samples": 480000, "runs": 100}
+    broken = entry | {"label": "another", "flashmel": figures, "torchaudio": {"forward_us": None}, "error": "OSError: no\nlog"}
+    return [entry | {"flashmel": figures, "torchaudio": slow}, broken, entry | {"error": "at once"}]
+
+
+def test_training_is_printed_and_reported(tmp_path, capsys):
+    bench, report = _load("bench"), _load("report")
+    record = _gpu_record(bench)
+    bench.write_json(tmp_path / "gpu.json", record)
+    before = report.report(tmp_path)
+    record["training"] = _training(bench)
+    bench.print_results(copy.deepcopy(record))
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    start = ["whisper", "180.4", "3608.0", "20.00", "45.0", "4.01", "135.4", "0.00", "1024.00"]
+    assert [*start, "2.5e-07", "3.5e-07", "yes", "NO"] in printed and ["whisper,", "training:", "at", "once"] in printed
+    bench.write_json(tmp_path / "gpu.json", record)
+    text = report.report(tmp_path)
+    assert "| whisper | 180 | 3608 | 20× | 4.0× | 4096 B | 1024.0 | 2.5e-07 | 3.5e-07 |" in text
+    assert "| another | 180 | – | – | 4.0× | 4096 B | – | 2.5e-07 | – |" in text
+    assert "in 100 runs: flashmel's in 2 of 3 cases, torchaudio's in 0." in text
+    assert "- another, training, failed: OSError: no" in text and "log" not in text
+    assert [line for line in before.splitlines() if line not in text.splitlines()] == []  # the rest is as without
+    assert {len({line.count("|") for line in block.splitlines()}) for block in text.split("\n\n") if block[0] == "|"} == {1}
+    record["training"] = []
+    bench.write_json(tmp_path / "gpu.json", record)
+    assert report.report(tmp_path) == before
+
+
+def test_a_wrong_gradient_is_recorded_and_the_rest_continue(tmp_path, monkeypatch):
+    bench = _load("bench")
+    for name in ("small", "clip", "whisper-pcm"):
+        monkeypatch.setitem(bench.CASES, name, bench.replace(bench.CASES[name], batch=2, samples=16000))
+    exact, step = bench.exact_gradient, bench.gradient
+    monkeypatch.setattr(bench, "exact_gradient", lambda *args: exact(*args) * (1.01 if args[0].n_fft == 400 else 1))
+    turns = itertools.cycle((1, 1 + 1e-6))
+    monkeypatch.setattr(bench, "gradient", lambda *args: step(*args) * next(turns))
+    monkeypatch.setattr(bench, "worker", lambda *args, **kwargs: {"bytes": 0})
+    out = tmp_path / "out.json"
+    package = str(Path(flashmel.__file__).resolve().parents[1])  # the one that this process has imported
+    arguments = ["--device", "cpu", "--quick", "--cases", "clip,whisper-pcm,small", "--package", package, "--out", str(out)]
+    assert bench.main([*arguments, "--training"]) == 1
+    record = json.loads(out.read_text())
+    assert not any("error" in entry for entry in record["cases"])
+    clip, small = record["training"]  # no int16: it has no gradient
+    assert "0.0099 of its peak" in clip["error"] and clip["flashmel"]["step_us"] > 0
+    assert small["error"] == "the gradient changes from run to run" and not small["flashmel"]["bit_equal"]
 
 
 def test_a_failing_case_is_recorded_and_the_rest_continue(tmp_path, monkeypatch):

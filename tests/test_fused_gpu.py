@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 from cases import CASES, INPUT_DTYPES, PAD_MODES, all_cases, noise, speech
-from test_compile import VARIANTS, specialise
+from test_compile import specialise
 
 from flashmel import MelSpectrogram, fused, ops, reference
 from flashmel.jit import cache, compiler, driver
@@ -22,7 +22,11 @@ from flashmel.spec import StftSpec
 from flashmel.testing import assert_close, extra_memory, peak_error, poisoned_call
 
 # Whoever falls back to plain torch unasked fails the test.
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:running in plain torch", "error:the fused kernel")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("error:running in plain torch", "error:the fused kernel"),
+    pytest.mark.usefixtures("compiled_ahead"),
+]
 
 GIB = 2**30
 
@@ -45,17 +49,6 @@ def check(module, x, limit=None):
     return y
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_ahead():
-    """The grid's kernels on all cores: one after another they take two minutes."""
-    assert fused.unavailable_reason() is None
-    arch = architecture(*torch.cuda.get_device_capability())
-    wanted = [s for s in VARIANTS.values() if s.arch == arch]
-    if wanted and os.cpu_count() > 2:
-        with ProcessPoolExecutor(min(16, os.cpu_count()), mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(driver.cubin, wanted))
-
-
 @pytest.fixture(autouse=True)
 def every_warning_anew(monkeypatch):
     monkeypatch.setattr(ops, "_warned", set())
@@ -67,6 +60,7 @@ def cold(monkeypatch):
     monkeypatch.setattr(fused, "_plans", {})
     monkeypatch.setattr(fused, "_kernels", {})
     monkeypatch.setattr(fused, "_tables", {})
+    monkeypatch.setattr(fused, "_calls", {})
 
 
 # --- values --------------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,35 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+# --- calls that nobody watches ---------------------------------------------------------------------------------------------------
+
+
+def test_an_eager_call_takes_the_modules_own_spec(monkeypatch):
+    """By its identity calls are recalled: a copy, such as the operator makes of its arguments, would never be found again."""
+    seen = []
+    module, x = make(), noise(2, 1200)
+    monkeypatch.setattr(ops, "_run", lambda waveform, window, fb, spec, dtype: seen.append((window, fb, spec)) or torch.empty(0))
+    module(x)
+    module(x.clone().requires_grad_())
+    assert len(seen) == 2 and all(
+        window is module.spectrogram.window and fb is module.mel_scale.fb and spec is module.spec for window, fb, spec in seen
+    )
+
+
+def test_who_watches_gets_the_operator():
+    module, x = make(), noise(2, 1200)
+
+    class Watcher(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    with Watcher():
+        module(x)
+    assert "flashmel.mel_spectrogram.default" in seen
+
+
 # --- the operator --------------------------------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,15 @@ from flashmel.plan import (
     MAX_THREADS,
     UnsupportedError,
     architecture,
+    backward_layouts,
+    backward_merit,
     factor_entries,
     factor_offsets,
     factorisations,
     launch,
+    launch_backward,
     layouts,
+    make_backward_plan,
     make_plan,
 )
 from flashmel.spec import PAD_MODES, MelBankSpec, StftSpec
@@ -49,31 +53,81 @@ def staged(plan, p):
 
 def check(plan, spec, arch, sample_bytes=4):
     """What must hold of every plan."""
-    frames, row, rows = plan.frames_per_tile, plan.r2 * plan.r3, plan.r1 * plan.r2
+    check_layout(plan, spec, arch, sample_bytes)
+    # A thread holds its columns, later its pairs of rows; of the pairs one row if n_fft is odd, or where there is one row.
+    row, rows = plan.r2 * plan.r3, plan.r1 * plan.r2
+    columns, pairs = -(-row // plan.threads_per_frame), -(-((rows + 1) // 2) // plan.threads_per_frame)
+    assert max(columns * plan.r1, plan.r2, pairs * rows_held(plan) * plan.r3) <= 64
+    # Samples without a place of their own lie where the spectra will.
+    assert samples_bytes(plan, spec, sample_bytes) <= 16 * (plan.samples_entries if plan.prefetch else plan.team_entries)
+    assert plan.samples_entries == 0 or plan.prefetch
+    spectra = 16 * (plan.team_entries - plan.samples_entries)
+    assert spectra_bytes(plan) <= spectra
+    assert (
+        4 * plan.frames_per_tile * (spec.n_freqs + 2 * plan.bin_slices) <= spectra
+    )  # the powers and the zero bins behind the last
+
+
+def check_backward(plan, spec, arch, n_mels, entries_per_bin=1, sample_bytes=4):
+    """What must hold of every plan of the gradient."""
+    check_layout(plan, spec, arch, sample_bytes)
+    assert plan.prefetch and (plan.n_mels, plan.entries_per_bin) == (n_mels, entries_per_bin)
+    assert plan.overlap * spec.hop_length < spec.n_fft <= (plan.overlap + 1) * spec.hop_length
+    # A thread holds one column, or one pair of rows, at a time: two numbers a point, and what its code needs beside them.
+    held = max(plan.r1, plan.r2, rows_held(plan) * plan.r3)
+    assert held <= 64 and 2 * held + 40 <= registers_of(plan)
+    # A team's shared memory: samples, spectra (no powers take their place), mel gradients, what is carried to the next tile.
+    parts = [
+        (0, samples_bytes(plan, spec, sample_bytes)),
+        (plan.samples_entries, spectra_bytes(plan)),
+        (plan.mel_begin, 4 * plan.frames_per_tile * n_mels),
+        (plan.carry_begin, 4 * plan.overlap * spec.hop_length),
+    ]
+    ends = [begin for begin, _ in parts[1:]] + [plan.team_entries]
+    assert all(0 <= size <= 16 * (end - begin) for (begin, size), end in zip(parts, ends, strict=True)), (parts, ends)
+
+
+def check_layout(plan, spec, arch, sample_bytes):
+    """What must hold of the plans of both kernels."""
+    frames, row = plan.frames_per_tile, plan.r2 * plan.r3
     assert plan.paired == (spec.n_fft % 2 == 0) and plan.r1 * row * (1 + plan.paired) == spec.n_fft
+    assert min(plan.r1, plan.r2, plan.r3) >= 1
     assert frames in TILES and plan.threads % 32 == 0 and plan.threads % frames == 0
     assert 1 <= plan.teams <= 16 and plan.teams * plan.threads <= MAX_THREADS  # a team has one of 16 barriers
-    # A thread holds its columns, later its pairs of rows; of the pairs one row if n_fft is odd, or where there is one row.
-    columns, pairs = -(-row // plan.threads_per_frame), -(-((rows + 1) // 2) // plan.threads_per_frame)
-    sides = 2 if plan.paired and rows > 1 else 1
-    assert min(plan.r1, plan.r2, plan.r3) >= 1 and max(columns * plan.r1, plan.r2, pairs * sides * plan.r3) <= 64
-    # Shared memory: a team's samples, its spectra, the factors. Samples without a place of their own lie where the spectra will.
+    # Shared memory: teams, the factors. Strides: no frame's samples or spectrum reaches into the next one's.
     pitch = min(spec.hop_length, spec.n_fft)  # gaps between frames are not loaded
     assert plan.skew >= 0 and plan.sample_stride == pitch + plan.skew
-    samples = sample_bytes * (staged(plan, (frames - 1) * pitch + spec.n_fft - 1) + 1)
-    assert samples <= 16 * (plan.samples_entries if plan.prefetch else plan.team_entries)
-    assert plan.samples_entries == 0 or plan.prefetch
-    exchange = (plan.r1 - 1) * plan.row_stride + row
-    assert plan.row_stride >= row and (frames == 1 or plan.frame_stride >= exchange)
-    spectra = 16 * (plan.team_entries - plan.samples_entries)
-    assert 8 * ((frames - 1) * plan.frame_stride + exchange) <= spectra
-    assert 4 * frames * (spec.n_freqs + 2 * plan.bin_slices) <= spectra  # the powers and the zero bins behind the last
+    assert plan.row_stride >= row and (frames == 1 or plan.frame_stride >= exchange(plan))
     assert plan.shared_bytes == 16 * (plan.teams * plan.team_entries + plan.factors_in_shared * factor_entries(plan))
     assert plan.spare_bytes >= 0 and plan.shared_bytes + plan.spare_bytes <= arch.shared_per_block
     # A chunk is one copy, to and from multiples of its size; none reaches over the end of a hop or of a frame.
     assert plan.chunk >= 1 and 16 % (plan.chunk * sample_bytes) == 0
     for length in (spec.hop_length, pitch, plan.skew, spec.n_fft, spec.margin + spec.pad):
         assert length % plan.chunk == 0
+
+
+def rows_held(plan):
+    """Rows that a thread holds at a time: one and its partner, unless n_fft is odd or there is no other."""
+    return 2 if plan.paired and plan.r1 * plan.r2 > 1 else 1
+
+
+def exchange(plan):
+    """Complex numbers from the first to the last of a frame's spectrum."""
+    return (plan.r1 - 1) * plan.row_stride + plan.r2 * plan.r3
+
+
+def samples_bytes(plan, spec, sample_bytes):
+    pitch = min(spec.hop_length, spec.n_fft)
+    return sample_bytes * (staged(plan, (plan.frames_per_tile - 1) * pitch + spec.n_fft - 1) + 1)
+
+
+def spectra_bytes(plan):
+    return 8 * ((plan.frames_per_tile - 1) * plan.frame_stride + exchange(plan))
+
+
+def registers_of(plan):
+    """What __launch_bounds__ leaves a thread: every fourth warp shares a quarter of the 65536, in units of 8 a thread."""
+    return min(255, 16384 // (32 * -(-plan.teams * plan.threads // 128)) // 8 * 8)
 
 
 def largest_prime(n):
@@ -198,6 +252,72 @@ def test_a_plan_is_a_value():
     assert a == make_plan(StftSpec(400, 25, 160, 8, 1.0, "window", False, "constant"), HOPPER)
 
 
+# --- plans of the gradient -----------------------------------------------------------------------------------------------------
+
+N_MELS = (1, 80, 128, 512)
+
+
+@any_memory
+def test_every_size_has_a_gradients_plan_or_a_reason(arch):
+    """At all sizes, by turns, with hops of a quarter to a tenth of a frame and with few and many filters."""
+    unsupported = []
+    for n_fft in range(2, MAX_N_FFT + 1, 11):
+        spec, n_mels = spec_of(n_fft, max(1, n_fft // (4, 2, 3, 10)[n_fft // 4 % 4])), N_MELS[n_fft % 4]
+        try:
+            check_backward(make_backward_plan(spec, arch, n_mels), spec, arch, n_mels)
+        except UnsupportedError as error:
+            assert f"n_fft = {n_fft}" in str(error)
+            unsupported.append(n_fft)
+    # Beside the spectra lie samples, mel gradients and what is carried: large sizes find no room, odd ones first.
+    even, odd = ([n for n in unsupported if largest_prime(n) <= 61 and n % 2 == parity] for parity in (0, 1))
+    least = {64: (5300, 3900), 99: (8200, 6200), 163: (13700, 9300), 227: (MAX_N_FFT, 9300)}[arch.shared_per_block // 1024]
+    assert all(n > least[0] for n in even) and all(n > least[1] for n in odd), (even[:1], odd[:1])
+
+
+@any_memory
+def test_usual_sizes_have_a_gradients_plan(arch):
+    largest = {64: 4096, 99: 8192, 163: 8192, 227: 16384}[arch.shared_per_block // 1024]
+    powers = [2**k for k in range(1, 15) if 2**k <= largest]
+    windows = [(400, 160), (400, 100), (480, 120), (640, 160), (800, 200), (960, 240), (1200, 300), (1764, 441), (1920, 480)]
+    windows += [(441, 110), (882, 220), (2205, 441), (2205, 551), (2400, 600)]
+    for n_fft, hop in [*((n, max(1, n // part)) for n in powers for part in (2, 4, 8)), *windows, *USUAL]:
+        spec = spec_of(n_fft, hop)
+        for n_mels in N_MELS:
+            for sample_bytes in (4, 2):
+                plan = make_backward_plan(spec, arch, n_mels, 1, sample_bytes)
+                check_backward(plan, spec, arch, n_mels, 1, sample_bytes)
+
+
+@any_memory
+@pytest.mark.parametrize("n_fft", SIZES)
+def test_gradients_plans_at_every_hop(n_fft, arch):
+    around = (n_fft - 1, n_fft, n_fft + 1, 2 * n_fft, 10 * n_fft)
+    for hop in [*range(1, 70, 5), *range(70, 2 * n_fft, 1 + n_fft // 8), *around, 10**6, 2**31 - 1]:
+        spec = spec_of(n_fft, hop)
+        try:
+            check_backward(make_backward_plan(spec, arch, 80, 3, 2), spec, arch, 80, 3, 2)
+        except UnsupportedError as error:
+            assert n_fft > 4096 and f"the gradient at n_fft = {n_fft} with 80 filters fits in no block of {arch.name}" in str(error)
+
+
+@pytest.mark.parametrize("n_fft", [n for n in SIZES if n < 4096])
+def test_every_factorisation_is_a_plan_of_the_gradient(n_fft):
+    spec = spec_of(n_fft)
+    for factors in factorisations(n_fft):
+        for frames in TILES:
+            for plan in backward_layouts(spec, HOPPER, factors, frames, 80, 1, 4):
+                assert (plan.r1, plan.r2, plan.r3) == (factors.r1, factors.r2, factors.r3) and backward_merit(plan) > 0
+                check_backward(plan, spec, HOPPER, 80)
+
+
+def test_what_has_no_plan_of_the_gradient():
+    for n_fft, reason in ((1, "n_fft from 2 to 16384, not 1"), (134, "n_fft = 134: 67 is not a product"), (16385, "not 16385")):
+        with pytest.raises(UnsupportedError, match=reason):
+            make_backward_plan(spec_of(n_fft), HOPPER, 80)
+    with pytest.raises(UnsupportedError, match="the gradient at n_fft = 400 with 100000 filters fits in no block of sm_90"):
+        make_backward_plan(spec_of(400), HOPPER, 100_000)
+
+
 # --- the launch: which tiles a team takes, and which of them it loads without a look at padding --------------------------------
 
 
@@ -274,6 +394,129 @@ def test_launch_limits(frames, rows):
     with pytest.raises(UnsupportedError, match=f"{rows} waveforms of {frames} frames"):
         launch(spec, plan, (frames - 1) * 160, rows, 132)
     assert launch(spec, plan, 0, 2**31 - 2**20 - 1, 132).blocks == 132
+
+
+# --- the gradient's launch: which hops of the padded signal a team writes, and which frames it computes for them -----------------
+
+
+def check_segments(spec, plan, n_samples, rows, multiprocessors):
+    """Every slot, a hop of the padded signal, belongs to one segment, which computes all frames that cover it. (backward.cu)"""
+    grid = launch_backward(spec, plan, n_samples, rows, multiprocessors)
+    frames, per_tile, overlap = spec.frame_count(n_samples), plan.frames_per_tile, plan.overlap
+    padded = n_samples + 2 * (spec.margin + spec.pad)
+    slots = -(-padded // spec.hop_length)
+    owners, segments = np.zeros(slots, int), []
+    for k in range(grid.segments):
+        start = k * grid.emitted
+        computed = range(start, start + grid.tiles * per_tile)
+        own = range(start + overlap if k else 0, min(start + grid.emitted + overlap, slots))
+        needed = range(max(0, own[0] - overlap), min(own[-1] + 1, frames))  # frames that reach into its slots
+        assert own[0] in computed and own[-1] in computed and all(t in computed for t in (*needed[:1], *needed[-1:]))
+        owners[own.start : own.stop] += 1
+        segments.append(own)
+    assert (owners == 1).all()
+
+    # Teams take segments as those of the other kernel take tiles.
+    assert grid.all_segments == rows * grid.segments and 1 <= grid.blocks <= multiprocessors
+    teams, rest = divmod(grid.threads, plan.threads)
+    assert 1 <= teams <= plan.teams and rest == 0 and grid.stride == grid.blocks * teams
+    assert (teams - 1) * grid.blocks < grid.all_segments, "a team without a segment in every block"
+    first = [block + grid.blocks * team for block in range(grid.blocks) for team in range(teams)]
+    taken = np.sort(np.concatenate([np.arange(segment, grid.all_segments, grid.stride) for segment in first]))
+    np.testing.assert_array_equal(taken, np.arange(grid.all_segments))
+    np.testing.assert_array_equal(rows_of(grid, taken), np.repeat(np.arange(rows), grid.segments))
+
+    # The ends: edges.cuh keeps `side` positions of each, and teams fold those alone that lie within a segment.
+    side, folds = 2 * spec.margin + 1, spec.margin > 0 and spec.pad_mode != "constant"
+    q = np.arange(padded)
+    assert grid.edge_length == (np.count_nonzero((q < side) | (q >= padded - side)) if folds else 0)
+    if grid.fold:
+        assert folds and spec.pad_mode == "reflect" and padded >= 2 * side
+        assert segments[0].stop * spec.hop_length >= side and segments[-1].start * spec.hop_length <= padded - side
+    return grid
+
+
+PADDINGS = [
+    (True, pad, mode) for pad, mode in [*((0, mode) for mode in PAD_MODES), (5, "reflect"), (70, "reflect"), (-3, "circular")]
+]
+
+
+@pytest.mark.parametrize("center,pad,mode", [*PADDINGS, (False, 0, "reflect"), (False, 9, "replicate")])
+@pytest.mark.parametrize("n_fft,hop", [(2, 1), (5, 2), (8, 1), (8, 3), (8, 11), (64, 16), (64, 1)])
+def test_every_hop_of_the_gradient_has_one_owner(n_fft, hop, center, pad, mode):
+    spec = StftSpec(n_fft, n_fft, hop, pad, center=center, pad_mode=mode)
+    folded = 0
+    # sm_75 has tiles of fewer frames, and fewer teams; 1024 filters make both fewer still.
+    for plan in {make_backward_plan(spec, arch, n_mels) for arch, n_mels in ((HOPPER, 4), (architecture(7, 5), 1024))}:
+        for n_samples in (*range(1, 12), 33, 64, 65, 150, 701):
+            try:
+                spec.check_length(n_samples)
+            except ValueError:
+                continue
+            for rows, multiprocessors in ((1, 1), (1, 7), (1, 132), (3, 2), (5, 7), (40, 3)):
+                folded += check_segments(spec, plan, n_samples, rows, multiprocessors).fold
+            # All positions that share a sample with others, or may: among those that are kept.
+            index, valid = spec.source_index(0, n_samples + 2 * (spec.margin + pad), n_samples)
+            q = np.arange(len(index))
+            moved = q[valid & (index != q - spec.margin - pad)]
+            shared = q[valid & np.isin(index, index[moved])] if len(moved) else moved
+            side = 2 * spec.margin + 1
+            assert ((shared < side) | (shared >= len(q) - side)).all()
+    assert bool(folded) == (center and mode == "reflect"), "long rows of reflected signals are folded by their teams, and only they"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 264, 265, 1000])
+@pytest.mark.parametrize("n_samples", [1, 8000, 30_001, 480_000])
+def test_owners_at_usual_sizes(n_samples, rows):
+    for n_fft, hop, n_mels in ((400, 160, 128), (512, 10, 80), (1024, 256, 80), (2048, 512, 128), (2205, 2300, 80)):
+        spec = StftSpec(n_fft, n_fft, hop, pad_mode="replicate" if n_samples == 1 else "reflect")
+        for arch in (HOPPER, architecture(7, 5)):
+            check_segments(spec, make_backward_plan(spec, arch, n_mels), n_samples, rows, 132)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 32, 200, 1000])
+@pytest.mark.parametrize("n_fft,hop,n_mels", [(400, 160, 128), (64, 1, 20), (1024, 256, 80), (4096, 512, 128), (16384, 4096, 80)])
+def test_long_rows_are_not_computed_twice(n_fft, hop, n_mels, rows):
+    """A segment begins with frames of the one before: few, if it is long."""
+    spec = spec_of(n_fft, hop)
+    plan = make_backward_plan(spec, HOPPER, n_mels)
+    workers = 132 * plan.teams
+    least = 4 * (plan.overlap + plan.frames_per_tile) * max(1, workers // rows)  # frames: four times what a segment may add
+    for frames in (least, 2 * least + 1, 10 * least + 77):
+        grid = launch_backward(spec, plan, (frames - 1) * hop, rows, 132)
+        computed = grid.segments * grid.tiles * plan.frames_per_tile
+        assert computed <= 1.6 * frames
+        # And the team that has most of them: as many as if they were dealt out evenly, or little more.
+        most = -(-grid.all_segments // workers) * grid.tiles * plan.frames_per_tile
+        assert most <= 1.6 * frames * max(1, rows / workers)
+
+
+@pytest.mark.parametrize("center,pad,mode", [(True, 0, "reflect"), (True, -3, "circular"), (False, 5, "constant")])
+@pytest.mark.parametrize("n_fft", [5, 8])
+def test_frames_where_an_inner_tile_of_the_gradient_may_start(n_fft, center, pad, mode):
+    for hop in (1, 3, n_fft, n_fft + 3):
+        spec = StftSpec(n_fft, n_fft, hop, pad, center=center, pad_mode=mode)
+        for plan in {make_backward_plan(spec, arch, n_mels) for arch, n_mels in ((HOPPER, 4), (architecture(7, 5), 4096))}:
+            span = (plan.frames_per_tile - 1) * hop + n_fft
+            for n_samples in [*range(1, 12), 60, 61, 200, 701]:
+                try:
+                    spec.check_length(n_samples)
+                except ValueError:
+                    continue
+                grid = launch_backward(spec, plan, n_samples, 1, 1)
+                for t in range(-(-n_samples // hop) + 2 * plan.frames_per_tile):
+                    index, valid = spec.source_index(t * hop, span, n_samples)
+                    untouched = valid.all() and (index == t * hop - spec.margin - pad + np.arange(span)).all()
+                    assert untouched == (0 <= t - grid.first_inner < grid.inner), (hop, plan, n_samples, t)
+
+
+@pytest.mark.parametrize("n_samples,rows", [(0, 2**31 - 2**20), (100, 2**31), (2**50, 2**32)])
+def test_launch_limits_of_the_gradient(n_samples, rows):
+    spec = spec_of(400, 160)
+    plan = make_backward_plan(spec, HOPPER, 80)
+    with pytest.raises(UnsupportedError, match=f"{rows} waveforms of {n_samples} samples are more than one launch can hold"):
+        launch_backward(spec, plan, n_samples, rows, 132)
+    assert launch_backward(spec, plan, 0, 2**31 - 2**20 - 1, 132).blocks == 132
 
 
 # --- bank conflicts: the addresses of fft.cuh and project.cuh, warp by warp ----------------------------------------------------

@@ -1,4 +1,4 @@
-"""The mel filterbank against torchaudio's and librosa's, and its degenerate cases."""
+"""The mel filterbank against torchaudio's and librosa's, and its degenerate cases; the bank as the gradient reads it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from flashmel import MelSpectrogram
 from flashmel.filterbank import mel_filterbank
-from flashmel.spec import MelBankSpec
-from flashmel.tables import padded_window, window_scale
+from flashmel.plan import architecture, make_backward_plan
+from flashmel.spec import MelBankSpec, StftSpec
+from flashmel.tables import bin_table, entries_per_bin, padded_window, window_scale
 
 BANKS = [
     MelBankSpec(16000, 400, 128, 0.0, 8000.0),
@@ -130,3 +131,81 @@ def test_window_scale():
     assert window_scale(window, 16, "window") == 1.0
     assert window_scale(window, 16, "frame_length") == 0.25
     assert window_scale(np.zeros(4), 16, "window") == np.inf
+
+
+# --- the bank bin by bin -------------------------------------------------------------------------------------------------------
+
+
+def _sparse(most: int) -> np.ndarray:
+    """(33, 20), up to ``most`` filters in a bin, some signed, with bins and filters of none."""
+    rng = np.random.default_rng(most)
+    fb = rng.standard_normal((33, 20)) * (rng.random((33, 20)).argsort(axis=1) < rng.integers(0, most + 1, (33, 1)))
+    fb[:, 7] = 0
+    return fb
+
+
+GRADIENT_BANKS = {  # and how many entries their bins take
+    "triangles": (bank_of(MelBankSpec(8000, 64, 10, 0.0, 4000.0), None, "htk").numpy(), 1),
+    "slaney": (bank_of(MelBankSpec(8000, 64, 12, 100.0, 3800.0), "slaney", "slaney").numpy(), 1),
+    "dead-filters": (bank_of(MelBankSpec(8000, 64, 100, 0.0, 4000.0), None, "htk").numpy(), 1),
+    "dense": (np.random.default_rng(0).standard_normal((33, 7)), 4),
+    "dense-even": (np.random.default_rng(0).standard_normal((33, 8)), 4),
+    "one-filter": (np.random.default_rng(0).random((33, 1)), 1),
+    "one-bin": (np.eye(33)[:, [32, 0, 7]], 1),
+    "one-crowded-bin": (np.concatenate([np.zeros((32, 9)), np.arange(9)[None]]), 4),
+    "zero": (np.zeros((33, 4)), 1),
+    "zero-filter": (np.zeros((33, 1)), 1),
+    **{f"up-to-{most}": (_sparse(most), -(-most // 2)) for most in (2, 3, 5)},
+}
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize("name", GRADIENT_BANKS)
+def test_gradients_of_bins_are_the_banks_product(name: str, power: float):
+    fb, entries = GRADIENT_BANKS[name]
+    n_freqs, n_mels = fb.shape
+    assert entries_per_bin(fb) == entries
+    for arch in (architecture(9, 0), architecture(7, 5)):
+        plan = make_backward_plan(StftSpec(64, 64, 16), arch, n_mels, entries)
+        table = bin_table(fb, plan, power)
+        assert table.dtype == np.int32 and table.shape == (entries * n_freqs, 4) and table.flags.c_contiguous
+        weights, places = table[:, :2].view(np.float32), table[:, 2:]
+        # A tile's mel gradients are float32 (n_mels, frames): every filter's, from its place in bytes on.
+        filters, rest = np.divmod(places, 4 * plan.frames_per_tile)
+        assert not rest.any() and (filters >= 0).all() and (filters < n_mels).all(), "a read outside the gradients"
+        g = np.random.default_rng(1).standard_normal((n_mels, plan.frames_per_tile))
+        found = (weights[..., None] * g[filters]).sum(1)
+        found = found.reshape(entries, n_freqs, -1).sum(0)  # all bins' i-th entries lie side by side
+        np.testing.assert_allclose(found, power * fb @ g, rtol=1e-6, atol=1e-6)
+        # To the bit the weights are the bank's, each filter's once.
+        bank = np.zeros((n_freqs, n_mels), np.float32)
+        np.add.at(bank, (np.tile(np.arange(n_freqs), entries)[:, None], filters), weights)
+        np.testing.assert_array_equal(bank, (power * fb).astype(np.float32))
+
+
+@pytest.mark.parametrize("entries", [2, 5])
+def test_more_entries_than_a_bin_needs(entries: int):
+    """A plan's number of them decides: a bank that takes fewer is filled up with weights of 0."""
+    fb, _ = GRADIENT_BANKS["triangles"]
+    plan = make_backward_plan(StftSpec(64, 64, 16), architecture(9, 0), 10, entries)
+    table = bin_table(fb, plan, 2.0)
+    least = bin_table(fb, make_backward_plan(StftSpec(64, 64, 16), architecture(9, 0), 10, 1), 2.0)
+    assert table.shape == (33 * entries, 4) and not table[33:, :2].any()
+    np.testing.assert_array_equal(table[:33, :2], least[:, :2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bank_that_is_not_finite(value: float):
+    """It must not be lost: the plain path's gradient is not finite either."""
+    fb = np.zeros((33, 6))
+    fb[4, 5] = value
+    plan = make_backward_plan(StftSpec(64, 64, 16), architecture(9, 0), 6)
+    weights = bin_table(fb, plan, 2.0)[:, :2].view(np.float32)
+    assert entries_per_bin(fb) == 1
+    assert not np.isfinite(weights[4]).all() and not weights[np.arange(33) != 4].any()
+
+
+@pytest.mark.parametrize("spec", BANKS, ids=_name)
+@any_scale
+def test_mel_filters_take_one_entry_a_bin(spec: MelBankSpec, norm: str | None, scale: str):
+    assert entries_per_bin(bank_of(spec, norm, scale).numpy()) == 1

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from .. import environment
-from . import cache, compiler
+from . import cache as disk
+from . import compiler
 from .source import Specialisation, sources
 
 
@@ -47,12 +51,21 @@ def cubin(s: Specialisation) -> bytes:
     """
     text = sources(s)
     key, folder = compiler.cache_key(text, s.arch.name), environment.cache_dir()
-    data = cache.load(folder, key) if folder else None
+    data = disk.load(folder, key) if folder else None
     if data is None:
         data, _ = compiler.compile_cubin(text, s.arch.name)
         if folder:
-            cache.store(folder, key, data)
+            disk.store(folder, key, data)
     return data
+
+
+@cache
+def _launch_function() -> Callable[..., int]:
+    """cuLaunchKernel, called directly: the bindings' own call takes several times as long."""
+    function = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuLaunchKernel
+    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    function.restype = ctypes.c_int
+    return function
 
 
 class Kernel:
@@ -71,9 +84,10 @@ class Kernel:
         self._make_current()
         self._shared_bytes, self._filters_in_shared = s.plan.shared_bytes, s.filters_in_shared
         self._module = self._call("cuModuleLoadData", cubin(s))
-        self._functions = {name: self._call("cuModuleGetFunction", self._module, name.encode()) for name in s.entry_points}
+        functions = [self._call("cuModuleGetFunction", self._module, name.encode()) for name in s.entry_points]
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._functions[s.entry_points[0]], attribute, s.arch.shared_per_block)
+        self._call("cuFuncSetAttribute", functions[0], attribute, s.arch.shared_per_block)
+        self._functions = [int(function) for function in functions]
 
     def launch(self, params: LaunchParams | BackwardParams, blocks: int, threads: int, stream: int) -> None:
         """Launch ``blocks`` blocks of ``threads`` threads of the main kernel on a stream of the kernel's device.
@@ -82,28 +96,37 @@ class Kernel:
             DriverError: the launch was refused.
         """
         shared_bytes = self._shared_bytes + (16 * params.filter_entries if self._filters_in_shared else 0)
-        self._launch(next(iter(self._functions)), params, (blocks, 1), threads, shared_bytes, stream)
+        self._launch(self._functions[0], params, (blocks, 1), threads, shared_bytes, stream)
 
     def launch_fold(self, params: BackwardParams, stream: int) -> None:
         """The same for the kernel that folds the padding's gradients."""
         blocks = -(-params.edge_length // 128), min(params.rows, 65535)
-        self._launch("fold_edges", params, blocks, 128, 0, stream)
+        self._launch(self._functions[1], params, blocks, 128, 0, stream)
 
     def _launch(
-        self, name: str, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int
+        self, function: int, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int
     ) -> None:
-        self._make_current()
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        function = self._functions[name]
-        self._call("cuLaunchKernel", function, *blocks, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(arguments), 0)
-
-    def _make_current(self) -> None:
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        arguments = function, *blocks, 1, threads, 1, 1, shared_bytes, stream, pointers, None
+        launch = _launch_function()
+        status = launch(*arguments)
         # A fresh thread has no context until it makes a CUDA call that needs one, and torch's cached memory may need none.
-        if int(self._call("cuCtxGetCurrent")) != int(self._context):
-            self._call("cuCtxSetCurrent", self._context)
+        if status != 0 and self._make_current():
+            status = launch(*arguments)
+        if status != 0:
+            self._checked("cuLaunchKernel", self._driver.CUresult(status))
+
+    def _make_current(self) -> bool:
+        """Whether the kernel's context was not the thread's already."""
+        if int(self._call("cuCtxGetCurrent")) == int(self._context):
+            return False
+        self._call("cuCtxSetCurrent", self._context)
+        return True
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        status, *values = getattr(self._driver, name)(*arguments)
+        return self._checked(name, *getattr(self._driver, name)(*arguments))
+
+    def _checked(self, name: str, status: Any, *values: Any) -> Any:
         if int(status) != 0:
             _, text = self._driver.cuGetErrorString(status)
             raise DriverError(f"{name} failed: {status.name} ({text.decode() if text else 'no description'})")
