@@ -170,9 +170,9 @@ def make_backward_plan(
         plans = (plan for plans in layouts for plan in plans if threads in (None, plan.threads_per_frame))
         return max(plans, key=backward_merit, default=None)
 
-    if exception := measured(arch.name, "backward_plans").get(n_fft):
-        if plan := best(Factors.of(n_fft, *exception[:4]), exception[4:], exception[3]):
-            return plan
+    exception = measured(arch.name, "backward_plans").get(n_fft)
+    if exception and (plan := best(Factors.of(n_fft, *exception[:4]), exception[4:], exception[3])):
+        return plan
     if exception := measured(arch.name).get(n_fft):
         found = [Factors.of(n_fft, *exception[:4]), *found]
     for factors in found:
