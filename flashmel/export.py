@@ -54,19 +54,16 @@ class TorchMelSpectrogram(nn.Module):
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Mel spectrogram (..., n_mels, frames) of a waveform (..., time)."""
-        ops._check(waveform, self.table[:, 0], self.fb, self.spec)  # the cosines of bin 0 are the window
+        ops.check(waveform, self.table[:, 0], self.fb, self.spec)  # the cosines of bin 0 are the window
         *batch, n_samples = waveform.shape
         spec, device = self.spec, waveform.device
         # Left only where it is on: in an exported graph the context would be an operator.
         autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
-            rows = reference._samples(waveform.reshape(math.prod(batch), 1, n_samples), self.fb.dtype)
+            rows = reference.samples(waveform.reshape(math.prod(batch), 1, n_samples), self.fb.dtype)
             first = spec.hop_length * torch.arange(spec.frame_count(n_samples), device=device)
-            frames = reference._padded(rows, spec)[:, 0, first[:, None] + torch.arange(spec.n_fft, device=device)]
+            frames = reference.padded_rows(rows, spec)[:, 0, first[:, None] + torch.arange(spec.n_fft, device=device)]
             real, imaginary = (frames @ self.table).split(spec.n_freqs, -1)
-            energy = real.square() + imaginary.square()
-            if spec.power != 2.0:
-                silent = energy == 0  # where pow has no finite derivative
-                energy = energy.masked_fill(silent, 1.0).pow(spec.power / 2).masked_fill(silent, 0.0)
-            mel = (energy @ self.fb).transpose(1, 2).contiguous().to(self.dtype)
+            powers = reference.raised(real.square() + imaginary.square(), spec.power)
+            mel = (powers @ self.fb).transpose(1, 2).contiguous().to(self.dtype)
         return mel.reshape(*batch, *mel.shape[1:])

@@ -63,7 +63,7 @@ def mel_spectrogram(
             return _Recorded.apply(waveform, window, fb, spec, dtype)
         if (recalled := fused.recall(waveform, window, fb, spec, dtype)) is not None:
             return recalled
-    _check(waveform, window, fb, spec)
+    check(waveform, window, fb, spec)
     if tables_too or reference.is_transformed(waveform, window, fb):
         return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
     if direct:
@@ -81,7 +81,7 @@ def _run(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: to
 
 
 def _write(out: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
-    _check(waveform, window, fb, spec)
+    check(waveform, window, fb, spec)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (out, waveform, window, fb)):
         raise ValueError("out= records no gradient: call it under torch.no_grad(), or without out=")
     shape = (*waveform.shape[:-1], fb.shape[1], spec.frame_count(waveform.shape[-1]))
@@ -139,7 +139,8 @@ def path(spec: StftSpec, device: torch.device) -> str:
     return fused.path(spec, device)
 
 
-def _check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
+def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
+    """Raise what :func:`mel_spectrogram` raises for arguments that it cannot take."""
     if not isinstance(waveform, Tensor):
         raise TypeError(f"waveform must be a torch.Tensor, got {type(waveform).__name__}: convert an array with torch.from_numpy")
     if waveform.dtype not in INPUT_DTYPES:

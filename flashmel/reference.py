@@ -115,7 +115,7 @@ def _add_frames(out: Tensor, frames: Tensor, spec: StftSpec) -> None:
 
 
 def _unpadded(padded: Tensor, spec: StftSpec) -> Tensor:
-    """The adjoint of :func:`_padded`."""
+    """The adjoint of :func:`padded_rows`."""
     margin = spec.margin
     if margin:
         left, rows, right = padded.split((margin, padded.shape[1] - 2 * margin, margin), 1)
@@ -147,7 +147,7 @@ def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSp
         bank = None if fb is None else fb.to(compute)
         rows = waveform.reshape(n_rows, n_samples)
         if n_rows and (torch.compiler.is_compiling() or is_differentiated(waveform, window, bank)):
-            powers = _powers(_padded(_samples(rows, compute), spec), window, spec)
+            powers = _powers(padded_rows(samples(rows, compute), spec), window, spec)
             out = (powers if bank is None else powers @ bank).mT.contiguous().to(dtype or compute)
         else:
             n_out = spec.n_freqs if bank is None else bank.shape[1]
@@ -182,12 +182,14 @@ def _scaled_window(window: Tensor, spec: StftSpec) -> Tensor:
     return torch.nn.functional.pad(scaled, (left, spec.n_fft - window.shape[0] - left))
 
 
-def _samples(waveform: Tensor, compute: torch.dtype) -> Tensor:
+def samples(waveform: Tensor, compute: torch.dtype) -> Tensor:
+    """The waveform in the dtype of the arithmetic, integers scaled."""
     converted = waveform.to(compute)
     return converted * (1.0 / 32768.0) if waveform.dtype == torch.int16 else converted
 
 
-def _padded(rows: Tensor, spec: StftSpec) -> Tensor:
+def padded_rows(rows: Tensor, spec: StftSpec) -> Tensor:
+    """Rows with ``pad`` and the centre padding around them."""
     if spec.pad:
         rows = torch.nn.functional.pad(rows, (spec.pad, spec.pad))
     if spec.margin:
@@ -199,11 +201,16 @@ def _powers(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
     """|X|**power, (rows, padded time) to (rows, frames, n_freqs)."""
     bins = torch.fft.rfft(padded.unfold(-1, spec.n_fft, spec.hop_length) * window)
     energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)  # faster than abs(), and its gradient at 0 is 0
-    if spec.power != 2.0:
-        # The derivatives of pow at 0 are infinite below an exponent of 1 (and the second below 2): silence takes no part in it.
-        silent = energy == 0
-        energy = energy.masked_fill(silent, 1.0).pow(spec.power / 2).masked_fill(silent, 0.0)
-    return energy
+    return raised(energy, spec.power)
+
+
+def raised(energy: Tensor, power: float) -> Tensor:
+    """|X|**power from |X|**2, with gradients of 0 where that is 0."""
+    if power == 2.0:
+        return energy
+    # The derivatives of pow at 0 are infinite below an exponent of 1 (and the second below 2): silence takes no part in it.
+    silent = energy == 0
+    return energy.masked_fill(silent, 1.0).pow(power / 2).masked_fill(silent, 0.0)
 
 
 def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -> None:
@@ -223,7 +230,7 @@ def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: 
 
     if chunk == n_frames and n_samples <= n_frames * spec.n_fft:  # a row is one piece: padding all of it takes fewer calls
         for row in range(0, n_rows, group):
-            out[row : row + group] = result(_padded(_samples(rows[row : row + group], window.dtype), spec))
+            out[row : row + group] = result(padded_rows(samples(rows[row : row + group], window.dtype), spec))
         return
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
@@ -256,4 +263,4 @@ class _Cut:
         middle = rows[:, self._middle]
         if left.numel() or right.numel():
             middle = torch.cat((left, middle, right), 1)
-        return _samples(middle, compute)
+        return samples(middle, compute)
