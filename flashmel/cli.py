@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from . import __version__
+from .jit.source import INPUT_TYPES
 from .plan import ARCHITECTURES, Architecture, UnsupportedError, make_plan
 from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
 
@@ -476,6 +477,10 @@ def _architecture(name: str) -> Architecture:
     raise argparse.ArgumentTypeError(f"must be one of {', '.join(arch.name for arch in ARCHITECTURES)}, got {name}")
 
 
+def _architectures(names: str) -> list[Architecture]:
+    return list(ARCHITECTURES) if names == "all" else [_architecture(name) for name in names.split(",")]
+
+
 def _planned(spec: StftSpec, arch: Architecture) -> str:
     try:
         return f"fused kernel: {make_plan(spec, arch)}"
@@ -522,6 +527,55 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------------------------------------- flashmel warm, flashmel cache
+
+
+def _warm(args: argparse.Namespace) -> int:
+    """Compile what the transform needs into the cache, on any machine."""
+    import torch
+
+    from . import environment, fused
+    from .jit import driver
+    from .jit.compiler import CompileError
+    from .jit.toolchain import ToolchainError
+
+    if (folder := environment.cache_dir()) is None:
+        raise _Failure("there is no place for the cache: this user has no home; set FLASHMEL_CACHE_DIR")
+    if args.gradient and args.input_dtype == "int16":
+        raise _Failure("--gradient: waveforms of int16 have no gradient")
+    _check_transform(args)
+    mel = _transform(args, args.resample or 16000)
+    types = getattr(torch, args.input_dtype), getattr(torch, args.dtype)
+    failed = 0
+    for arch in args.arch:
+        try:
+            for s in fused.specialisations(mel.spectrogram.window, mel.mel_scale.fb, mel.spec, arch, *types, args.gradient):
+                print(f"{len(driver.cubin(s)) / 1024:.0f} KiB: {s}")
+        except (UnsupportedError, ToolchainError, CompileError) as error:
+            failed += 1
+            print(f"flashmel: error: {arch.name}: {error}", file=sys.stderr)
+    print(f"the cache is {_shown(folder)}")
+    return int(failed > 0)
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from . import environment
+    from .jit import cache
+
+    if (folder := environment.cache_dir()) is None:
+        raise _Failure("there is no cache: this user has no home; set FLASHMEL_CACHE_DIR")
+    if args.action == "info":
+        held = cache.usage(folder)
+        print(f"{_shown(folder)}: {held.entries} kernels, {held.bytes / 2**20:.1f} MiB of at most {cache.MAX_BYTES / 2**20:.0f}")
+        return 0
+    try:
+        removed = cache.clear(folder)
+    except OSError as error:
+        raise _Failure(f"{_shown(folder)}: {error.strerror or error}", status=1) from error
+    print(f"{_shown(folder)}: removed {removed.entries} kernels, {removed.bytes / 2**20:.1f} MiB")
+    return 0
+
+
 # ---------------------------------------------------------------------------------------------------------------- command line
 
 
@@ -532,25 +586,11 @@ def _parser() -> argparse.ArgumentParser:
     device = argparse.ArgumentParser(add_help=False)
     device.add_argument("--device", help="cpu, cuda, cuda:1 or mps (default: cuda if there is one, else cpu)")
 
-    mel = commands.add_parser(
-        "mel",
-        help="mel spectrograms of audio files",
-        description="Write the mel spectrograms of audio files (wav, flac, ogg, mp3 and what else libsndfile reads).",
-        epilog=_MEL_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        parents=[device],
+    transform = argparse.ArgumentParser(add_help=False)
+    transform.add_argument(
+        "--resample", type=_positive_int, metavar="HZ", help="sample rate; files are resampled to it (default: their own, or 16000)"
     )
-    mel.set_defaults(run=_mel)
-    mel.add_argument("audio", nargs="+", metavar="AUDIO", help="audio file")
-    mel.add_argument("-o", "--output", required=True, metavar="OUT", help="output file, or folder (see below)")
-    mel.add_argument("--format", choices=FORMATS, help="of the outputs in a folder (default: npy)")
-    mel.add_argument("--overwrite", action="store_true", help="replace outputs that exist")
-    mel.add_argument("--channels", choices=("mix", "keep"), default="mix", help="mean of the channels, or all (default: mix)")
-    mel.add_argument("--resample", type=_positive_int, metavar="HZ", help="resample first (default: the file's own rate)")
-    mel.add_argument("--db", action="store_true", help=f"write decibels, 20/power * log10, with a floor at {AMIN:g}")
-    mel.add_argument("--db-range", type=_positive_float, default=80.0, metavar="DB", help="of a picture's colours (default: 80)")
-    group = mel.add_argument_group("transform", "the arguments of flashmel.MelSpectrogram")
+    group = transform.add_argument_group("transform", "the arguments of flashmel.MelSpectrogram")
     group.add_argument("--n-fft", type=_positive_int, metavar="N", help="default: the window's length, to the next power of two")
     group.add_argument("--win-length", type=_positive_int, metavar="N", help="in samples (default: N of --n-fft, else 25 ms)")
     group.add_argument("--hop-length", type=_positive_int, metavar="N", help="in samples (default: 10 ms)")
@@ -567,6 +607,24 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--mel-scale", choices=MEL_SCALES, default="htk", help="default: htk")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="default: float32")
 
+    mel = commands.add_parser(
+        "mel",
+        help="mel spectrograms of audio files",
+        description="Write the mel spectrograms of audio files (wav, flac, ogg, mp3 and what else libsndfile reads).",
+        epilog=_MEL_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        parents=[device, transform],
+    )
+    mel.set_defaults(run=_mel)
+    mel.add_argument("audio", nargs="+", metavar="AUDIO", help="audio file")
+    mel.add_argument("-o", "--output", required=True, metavar="OUT", help="output file, or folder (see below)")
+    mel.add_argument("--format", choices=FORMATS, help="of the outputs in a folder (default: npy)")
+    mel.add_argument("--overwrite", action="store_true", help="replace outputs that exist")
+    mel.add_argument("--channels", choices=("mix", "keep"), default="mix", help="mean of the channels, or all (default: mix)")
+    mel.add_argument("--db", action="store_true", help=f"write decibels, 20/power * log10, with a floor at {AMIN:g}")
+    mel.add_argument("--db-range", type=_positive_float, default=80.0, metavar="DB", help="of a picture's colours (default: 80)")
+
     demo = commands.add_parser(
         "demo",
         help="synthesise a sound, time the transform, draw a picture",
@@ -576,6 +634,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
     demo.add_argument("-o", "--output", default="flashmel-demo.png", metavar="PICTURE", help="default: %(default)s")
+
+    warm = commands.add_parser(
+        "warm",
+        help="compile a transform's kernels into the cache, also without a GPU",
+        description="Compile what calls of a transform need, for GPUs that need not be here, as in the build of a container.",
+        allow_abbrev=False,
+        parents=[transform],
+    )
+    warm.set_defaults(run=_warm)
+    warm.add_argument(
+        "--arch", type=_architectures, required=True, metavar="sm_NN,...", help="of the GPUs that will run them, or all"
+    )
+    warm.add_argument("--input-dtype", choices=INPUT_TYPES, default="float32", help="of the waveforms (default: float32)")
+    warm.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+    warm.set_defaults(db=False)
+
+    cache = commands.add_parser("cache", help="what the kernel cache holds, or clear it")
+    cache.add_argument("action", choices=("info", "clear"))
+    cache.set_defaults(run=_cache)
 
     doctor = commands.add_parser("doctor", help="what was found, and whether the fused CUDA path is available and why")
     doctor.add_argument("--n-fft", type=int, metavar="N", help="also which path this size takes, and why")

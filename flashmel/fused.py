@@ -143,7 +143,7 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
-        kernel = _kernel(spec, plan, device, rows.dtype, out.dtype, 16 * len(tables.filters) <= plan.spare_bytes)
+        kernel = _kernel(spec, plan, device, rows.dtype, out.dtype, _fits(plan, tables.filters))
         try:
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
@@ -199,7 +199,7 @@ def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Ten
         tables = _tables_of(window, fb, (spec, device, rows.dtype), lambda: _backward_tables(window, fb, spec, device, rows))
         plan = tables.plan
         assert isinstance(plan, BackwardPlan)
-        kernel = _kernel(spec, plan, device, rows.dtype, mel_rows.dtype, 16 * len(tables.filters) <= plan.spare_bytes)
+        kernel = _kernel(spec, plan, device, rows.dtype, mel_rows.dtype, _fits(plan, tables.filters))
         try:
             grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
@@ -296,6 +296,36 @@ def _aligned(spec: StftSpec, plan: LaunchPlan, rows: Tensor) -> bool:
     return first_address % (plan.chunk * rows.element_size()) == 0 and (len(rows) == 1 or rows.stride(0) % plan.chunk == 0)
 
 
+def specialisations(
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    arch: Architecture,
+    samples: torch.dtype = torch.float32,
+    output: torch.dtype = torch.float32,
+    gradient: bool = False,
+) -> list[Specialisation]:
+    """The kernels that calls with these tables compile on an architecture: the transform's, and its gradient's. Needs no GPU.
+
+    Raises:
+        UnsupportedError: a kernel cannot be; the message says why.
+    """
+    window_values, fb_values = _values(window, fb)
+    plan = make_plan(spec, arch, samples.itemsize, environment.frames_per_tile())
+    filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
+    names = _name(samples), _name(output)
+    found = [Specialisation(spec, plan, arch, *names, _fits(plan, filters))]
+    if gradient:
+        back = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(fb_values), samples.itemsize)
+        found.append(Specialisation(spec, back, arch, *names, _fits(back, bin_table(fb_values, back, spec.power))))
+    return found
+
+
+def _fits(plan: LaunchPlan, filters: Tensor | np.ndarray) -> bool:
+    """Whether a table of filters has room in shared memory."""
+    return 16 * len(filters) <= plan.spare_bytes
+
+
 def unavailable_reason(device: torch.device | None = None) -> str | None:
     """Why nothing can run fused on a device (the current one if None); None if it can."""
     if torch.version.cuda is None:
@@ -331,9 +361,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _refuse_in_capture(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"a CUDA graph is being captured and {what} is not ready: call the module once on such an input before the capture"
-        )
+        raise RuntimeError(f"a CUDA graph is being captured and {what} is not ready: call the module's warmup() before the capture")
 
 
 @cache
@@ -390,6 +418,7 @@ def _tables_of(window: Tensor, fb: Tensor, use: tuple, build: Callable[[], _Tabl
     that it was captured with.
     """
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
+        _refuse_in_capture("a table of the module")
         return build()
     versions = (window._version, fb._version)
     key = (_place(window), _place(fb), use)
@@ -398,6 +427,7 @@ def _tables_of(window: Tensor, fb: Tensor, use: tuple, build: Callable[[], _Tabl
         with _lock:
             found = _tables.get(key)
             if found is None or found.versions != versions:
+                _refuse_in_capture("a table of the module")
                 new = build()
                 torch.cuda.synchronize()  # kernels of any stream may still read what is dropped next
                 _calls.clear()  # they keep tables alive
@@ -432,7 +462,6 @@ def _backward_tables(window: Tensor, fb: Tensor, spec: StftSpec, device: int, ro
 
 
 def _values(window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    _refuse_in_capture("a table of the module")
     window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
     return window_values, fb_values
 

@@ -207,6 +207,28 @@ class MelSpectrogram(nn.Module):
         window, fb = _table(modules["spectrogram"], "window"), _table(modules["mel_scale"], "fb")
         return ops.mel_spectrogram(waveform, window, fb, self.spec, self.dtype)
 
+    def warmup(self, dtype: torch.dtype = torch.float32, *, gradient: bool = False) -> None:
+        """Make ready all that calls on the module's device need: kernels compiled or read from the cache, and loaded; tables made.
+
+        The first call does the same. Do it here where a first call must not take half a second, or must not happen: before the
+        capture of a CUDA graph, or before the first request.
+
+        Args:
+            dtype: of the waveforms to come.
+            gradient: whether their gradient will be wanted.
+
+        Example:
+            >>> from flashmel import MelSpectrogram
+            >>> MelSpectrogram(n_fft=512, n_mels=40).warmup()
+        """
+        window = self.spectrogram.window
+        shortest = self.spec.n_fft + 2 * abs(self.spec.pad) + 1
+        waveform = torch.zeros((1, shortest), dtype=dtype, device=window.device, requires_grad=gradient)
+        with torch.set_grad_enabled(gradient):
+            mel = self(waveform)
+        if gradient:
+            torch.autograd.grad(mel.sum(), waveform)
+
     def to_torch(self) -> nn.Module:
         """The same transform in standard operators and real arithmetic alone, for ``torch.onnx.export`` and the like.
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flashmel import MelSpectrogram, __version__, cli
+from flashmel.jit import compiler, toolchain
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("matplotlib")
@@ -290,3 +291,48 @@ def test_help_describes_the_transform(capsys: pytest.CaptureFixture[str]) -> Non
 def test_module_entry_point() -> None:
     done = subprocess.run([sys.executable, "-m", "flashmel", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"flashmel {__version__}"
+
+
+# --- flashmel warm, flashmel cache -----------------------------------------------------------------------------------------------
+
+
+def test_warm_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        toolchain.nvrtc_version()
+    except toolchain.ToolchainError as error:
+        pytest.skip(f"no compiler: {error}")
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    arguments = ["warm", "--n-fft", "64", "--hop-length", "16", "--n-mels", "10", "--arch", "sm_80,sm_90", "--gradient"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr()
+    for arch in ("sm_80", "sm_90"):
+        for kernel in ("forward", "backward"):
+            assert f"KiB: {kernel} kernel for {arch}, float32 and float32, n_fft 64, hop_length 16" in printed.out
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+    monkeypatch.setattr(compiler, "compile_cubin", lambda *_: pytest.fail("compiled again"))
+    assert cli.main(arguments) == 0
+    assert cli.main(["cache", "info"]) == 0
+    assert f"{tmp_path / 'cache'}: 4 kernels, 0." in capsys.readouterr().out
+    assert cli.main(["cache", "clear"]) == 0
+    assert f"{tmp_path / 'cache'}: removed 4 kernels, 0." in capsys.readouterr().out
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--n-fft", "67", "--arch", "sm_90"], "sm_90: n_fft = 67: 67 is not a product of three numbers"),
+        (["--arch", "sm_12"], "must be one of sm_75, "),
+        ([], "the following arguments are required: --arch"),
+        (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "--gradient: waveforms of int16 have no gradient"),
+        (["--arch", "sm_90", "--n-fft", "16", "--win-length", "17"], "win_length"),
+    ],
+    ids=["size", "architecture", "none", "int16", "transform"],
+)
+def test_warm_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    assert cli.main(["warm", *arguments]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()

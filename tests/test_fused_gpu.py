@@ -416,7 +416,7 @@ def test_graph_capture_and_replay(dtype):
 def test_cold_capture_is_a_clear_error(cold):
     module, x = make(), noise(2, 8000).cuda()
     for what in ("a table", "a table"):  # first nothing is ready, then the kernel alone
-        with pytest.raises(RuntimeError, match=f"being captured and {what} .*call the module once"), warnings.catch_warnings():
+        with pytest.raises(RuntimeError, match=f"being captured and {what} .*call the module's warmup"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             capture(module, x)
         torch.cuda.synchronize()

@@ -145,7 +145,7 @@ def test_a_failed_compilation_is_not_tried_again(kernels, monkeypatch):
 def test_nothing_is_made_in_a_capture(kernels, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     module = MelSpectrogram(hop_length=160, n_mels=40)
-    with pytest.raises(RuntimeError, match="being captured and a table of the module is not ready: call the module once"):
+    with pytest.raises(RuntimeError, match="being captured and a table of the module is not ready: call the module's warmup"):
         call(module, torch.zeros(2, 4000))
     assert not kernels and not fused._tables
 
@@ -345,7 +345,7 @@ def test_nothing_is_made_for_the_gradient_in_a_capture(kernels, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     call(module, x)  # the other direction's tables are no help
     (forward,), capturing = kernels, True
-    with pytest.raises(RuntimeError, match="being captured and a table of the module is not ready: call the module once"):
+    with pytest.raises(RuntimeError, match="being captured and a table of the module is not ready: call the module's warmup"):
         call_backward(module, x)
     assert kernels == [forward] and len(fused._tables) == 1 and not fused._captured
     capturing = False
@@ -433,3 +433,28 @@ def test_calls_are_forgotten_in_the_end(kernels, monkeypatch):
     del module
     call(MelSpectrogram(hop_length=160, n_mels=40), torch.zeros(1, 4000))
     assert len(fused._calls) == 1, "calls of a module that is gone keep its tables"
+
+
+# --- ahead of the first call -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"n_fft": 2048, "hop_length": 512, "power": 1.0, "pad": 3}, {"n_fft": 441, "pad_mode": "circular"}], ids=str
+)
+def test_what_is_compiled_ahead_is_what_calls_ask_for(kernels, kwargs, dtype):
+    module = MelSpectrogram(**{"hop_length": 160, "n_mels": 40, **kwargs})
+    ahead = fused.specialisations(module.spectrogram.window, module.mel_scale.fb, module.spec, HOPPER, dtype, gradient=True)
+    x = torch.zeros(1, 9000, dtype=dtype)
+    call(module, x)
+    call_backward(module, x)
+    assert [kernel.specialisation for kernel in kernels] == ahead
+
+
+def test_a_dense_filterbank_ahead(kernels):
+    module = MelSpectrogram(hop_length=160, n_mels=40)
+    module.mel_scale.fb = torch.ones(201, 500)
+    ahead = fused.specialisations(module.spectrogram.window, module.mel_scale.fb, module.spec, HOPPER, gradient=True)
+    call(module, torch.zeros(1, 9000))
+    call_backward(module, torch.zeros(1, 9000))
+    assert [kernel.specialisation for kernel in kernels] == ahead and not ahead[0].filters_in_shared

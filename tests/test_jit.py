@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from pathlib import Path
@@ -36,6 +37,7 @@ def specialise(input_type="float32", output_type="float32", filters_in_shared=Tr
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
     nvrtc_version = toolchain.nvrtc_version  # some tests put another in its place
     nvrtc_version.cache_clear()
@@ -94,15 +96,16 @@ def test_a_damaged_entry_is_a_miss_and_heals(own_cache, damage):
     cache.store(own_cache, KEY, DATA)
     entry = own_cache / f"{KEY}.cubin"
     entry.write_bytes(damage(entry.read_bytes()))
-    assert cache.load(own_cache, KEY) is None
+    assert cache.load(own_cache, KEY) is None and not entry.exists()
     cache.store(own_cache, KEY, DATA)
     assert cache.load(own_cache, KEY) == DATA
 
 
 def refused(folder):
-    """Store must warn, once, naming the folder and the remedy, and raise nothing."""
+    """Store must warn, once in a process, naming the folder and the remedy, and raise nothing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        cache.store(folder, KEY, DATA)
         cache.store(folder, KEY, DATA)
     (warning,) = caught
     assert str(folder) in str(warning.message) and "FLASHMEL_CACHE_DIR" in str(warning.message)
@@ -146,6 +149,60 @@ def test_a_full_disk_leaves_nothing(own_cache, monkeypatch, step):
 def test_an_entry_that_is_a_folder(own_cache):
     (own_cache / f"{KEY}.cubin").mkdir(parents=True)
     refused(own_cache)
+
+
+@pytest.mark.parametrize("mode,trusted", [(0o700, True), (0o755, True), (0o777, False), (0o1777, False), (0o775, False)], ids=oct)
+def test_kernels_of_other_users(own_cache, monkeypatch, mode, trusted):
+    """Where others may write, what they wrote may be anything; root's and one's own are used everywhere."""
+    cache.store(own_cache, KEY, DATA)
+    own_cache.chmod(mode)
+    assert cache.load(own_cache, KEY) == DATA
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(
+        os, "fstat", lambda number, fstat=os.fstat: os.stat_result((*fstat(number)[:4], owner + 2, *fstat(number)[5:]))
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [cache.load(own_cache, KEY) for _ in range(2)] == [DATA if trusted else None] * 2
+    assert len(caught) == (not trusted)
+    if not trusted:
+        assert f"another user (uid {owner + 2})" in str(caught[0].message) and "FLASHMEL_CACHE_DIR" in str(caught[0].message)
+    assert (own_cache / f"{KEY}.cubin").exists()
+
+
+def test_what_was_used_longest_ago_goes_first(own_cache, monkeypatch):
+    monkeypatch.setattr(cache, "MAX_BYTES", 3 * (1000 + 32))
+    for i, key in enumerate("abc"):
+        cache.store(own_cache, key, bytes(1000))
+        os.utime(own_cache / f"{key}.cubin", (i, i))
+    assert cache.load(own_cache, "a") is not None  # now the last one used
+    cache.store(own_cache, "d", bytes(1000))
+    assert names(own_cache) == ["a.cubin", "c.cubin", "d.cubin"]
+    cache.store(own_cache, "larger than all", bytes(5000))
+    assert cache.load(own_cache, "d") is None and len(names(own_cache)) <= 1
+
+
+def test_what_killed_writers_leave_is_swept_away(own_cache):
+    cache.store(own_cache, KEY, DATA)
+    for name, age in (("old.tmp", 7200), ("new.tmp", 10)):
+        (own_cache / name).write_bytes(b"half")
+        os.utime(own_cache / name, (time.time() - age,) * 2)
+    (own_cache / "notes.txt").write_text("mine")
+    os.utime(own_cache / "notes.txt", (0, 0))
+    cache.store(own_cache, "other", DATA)
+    assert names(own_cache) == sorted([f"{KEY}.cubin", "new.tmp", "notes.txt", "other.cubin"])
+
+
+def test_usage_and_clear(own_cache):
+    assert cache.usage(own_cache) == (0, 0) == cache.clear(own_cache)
+    for key in "ab":
+        cache.store(own_cache, key, DATA)
+    (own_cache / "c.tmp").write_bytes(b"half")
+    (own_cache / "notes.txt").write_text("mine")
+    assert cache.usage(own_cache) == (2, 2 * (len(DATA) + 32))
+    assert cache.clear(own_cache) == (2, 2 * (len(DATA) + 32))
+    assert names(own_cache) == ["notes.txt"] and cache.usage(own_cache) == (0, 0)
 
 
 def writer(folder, before="", size=200_000):
@@ -214,6 +271,16 @@ def test_the_second_time_comes_from_disk(own_cache, compilations):
     others += [specialise(**kwargs) for kwargs in changes]
     assert len({driver.cubin(s) for s in others}) == len(others) == len(compilations) - 1
     assert len(names(own_cache)) == len(compilations)
+
+
+def test_what_happened_is_logged(own_cache, compilations, caplog):
+    with caplog.at_level("INFO", logger="flashmel"):
+        driver.cubin(specialise())
+        driver.cubin(specialise())
+    compiled, loaded = (record.getMessage() for record in caplog.records)
+    assert compiled.startswith("compiled in 0.") and loaded.startswith(f"from {own_cache}, ")
+    for part in ("forward kernel for sm_90", "float32", "n_fft 400", "hop_length 160", "20 x 10 points"):
+        assert part in compiled and part in loaded
 
 
 def test_a_damaged_kernel_is_compiled_again(own_cache, compilations):

@@ -439,3 +439,12 @@ def test_built_and_moved_in_inference_mode():
         module = make().to(torch.float64).to("cpu")
     assert not any(buffer.is_inference() for buffer in module.buffers())
     assert module.spectrogram.window.dtype == torch.float64
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"pad": -30}, {"pad_mode": "circular"}, {"center": False}, {"n_fft": 17}], ids=str)
+def test_warmup(kwargs: dict[str, Any], x: Tensor):
+    module = MelSpectrogram(**{"n_mels": 10, **kwargs})
+    module.warmup()
+    module.warmup(torch.int16)
+    module.warmup(torch.float16, gradient=True)
+    assert module(x).isfinite().all()

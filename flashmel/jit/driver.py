@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,6 +14,8 @@ from .. import environment
 from . import cache as disk
 from . import compiler
 from .source import Specialisation, sources
+
+_log = logging.getLogger("flashmel")
 
 
 class DriverError(RuntimeError):
@@ -53,9 +57,13 @@ def cubin(s: Specialisation) -> bytes:
     key, folder = compiler.cache_key(text, s.arch.name), environment.cache_dir()
     data = disk.load(folder, key) if folder else None
     if data is None:
+        start = time.perf_counter()
         data, _ = compiler.compile_cubin(text, s.arch.name)
+        _log.info("compiled in %.2f s, %d KiB: %s", time.perf_counter() - start, len(data) // 1024, s)
         if folder:
             disk.store(folder, key, data)
+    else:
+        _log.info("from %s, %d KiB: %s", folder, len(data) // 1024, s)
     return data
 
 

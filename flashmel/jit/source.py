@@ -27,6 +27,13 @@ class Specialisation:
     output_type: str
     filters_in_shared: bool
 
+    def __str__(self) -> str:
+        spec = self.spec
+        return (
+            f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
+            f"n_fft {spec.n_fft}, hop_length {spec.hop_length}, power {spec.power:g}: {self.plan}"
+        )
+
     @property
     def unit(self) -> str:
         """Name of the file in kernel/ with the entry points."""

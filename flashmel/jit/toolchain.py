@@ -6,6 +6,7 @@ import importlib.metadata
 from functools import cache
 
 from .. import environment
+from . import cache as disk
 
 
 class ToolchainError(RuntimeError):
@@ -40,9 +41,8 @@ def describe() -> list[tuple[str, str]]:
     folder = environment.cache_dir()
     if folder is None:
         return [*rows, ("kernel cache", "none: this user has no home; set FLASHMEL_CACHE_DIR")]
-    entries = [path.stat().st_size for path in folder.glob("*.cubin")] if folder.is_dir() else []
-    rows.append(("kernel cache", f"{folder}: {len(entries)} kernels, {sum(entries) / 1024:.0f} KiB"))
-    return rows
+    held = disk.usage(folder)
+    return [*rows, ("kernel cache", f"{folder}: {held.entries} kernels, {held.bytes / 1024:.0f} KiB")]
 
 
 def _package_version(name: str) -> str:
