@@ -2,21 +2,18 @@
 
 import contextlib
 import gc
-import multiprocessing
-import os
 import random
 import threading
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 from cases import CASES, INPUT_DTYPES, PAD_MODES, all_cases, noise, speech
-from test_compile import specialise
+from conftest import compile_together
 
 from flashmel import MelSpectrogram, fused, ops, reference
-from flashmel.jit import cache, compiler, driver
+from flashmel.jit import cache, compiler
 from flashmel.plan import UnsupportedError, architecture, make_plan
 from flashmel.spec import StftSpec
 from flashmel.testing import assert_close, extra_memory, peak_error, poisoned_call
@@ -102,8 +99,7 @@ def test_random_sizes():
         with contextlib.suppress(UnsupportedError):
             make_plan(StftSpec(n_fft, n_fft, kwargs["hop_length"]), arch)
             modules.append((kwargs, MelSpectrogram(**kwargs).cuda()))
-    with ProcessPoolExecutor(min(16, os.cpu_count()), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(driver.cubin, [specialise(module.spec, arch) for _, module in modules]))
+    compile_together(module for _, module in modules)
     for kwargs, module in modules:
         x = noise(2, 2 * module.n_fft + rng.randint(0, 3000), seed=seed).cuda()
         error = peak_error(module(x), plain(module, x))
