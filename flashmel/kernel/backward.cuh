@@ -149,7 +149,7 @@ __device__ inline void rows_and_back(float2* spectra, const float4* factors, con
 #pragma unroll 1
   for (int item = place.of_frame; item < pairs; item += Config::threads_per_frame) {
     const int u = opaque(item);
-    const int partner = u == 0 ? rows / 2 : rows - u;
+    const int partner = u > 0 ? rows - u : rows % 2 == 0 ? rows / 2 : 0;  // 0: none; row rows / 2 is another thread's
     Complex a[sides][radix];
     load_row<Config>(a[0], e, u);
     dft<radix>(a[0]);
@@ -179,7 +179,7 @@ __device__ inline void rows_and_back(float2* spectra, const float4* factors, con
     store_row<Config>(a[0], e, u);
     if constexpr (sides == 2) {
       dft<radix>(a[1]);
-      if (rows % 2 == 0 || u > 0) store_row<Config>(a[1], e, partner);  // else row rows / 2 is another thread's
+      if (rows % 2 == 0 || u > 0) store_row<Config>(a[1], e, partner);
     }
   }
 }
