@@ -10,14 +10,14 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from . import __version__
-from .jit.source import INPUT_TYPES
+from .jit.source import INPUT_TYPES, Specialisation
 from .plan import ARCHITECTURES, Architecture, UnsupportedError, make_plan
 from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
 
@@ -530,32 +530,81 @@ def _doctor(args: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------- flashmel warm, flashmel cache
 
 
-def _warm(args: argparse.Namespace) -> int:
-    """Compile what the transform needs into the cache, on any machine."""
+def _kernels(args: argparse.Namespace) -> Iterator[Specialisation]:
+    """What the transform of the arguments compiles for each architecture; what cannot be is reported and left out."""
     import torch
 
-    from . import environment, fused
-    from .jit import driver
-    from .jit.compiler import CompileError
-    from .jit.toolchain import ToolchainError
+    from . import fused
 
-    if (folder := environment.cache_dir()) is None:
-        raise _Failure("there is no place for the cache: this user has no home; set FLASHMEL_CACHE_DIR")
     if args.gradient and args.input_dtype == "int16":
         raise _Failure("--gradient: waveforms of int16 have no gradient")
     _check_transform(args)
     mel = _transform(args, args.resample or 16000)
     types = getattr(torch, args.input_dtype), getattr(torch, args.dtype)
-    failed = 0
     for arch in args.arch:
         try:
-            for s in fused.specialisations(mel.spectrogram.window, mel.mel_scale.fb, mel.spec, arch, *types, args.gradient):
-                print(f"{len(driver.cubin(s)) / 1024:.0f} KiB: {s}")
-        except (UnsupportedError, ToolchainError, CompileError) as error:
-            failed += 1
-            print(f"flashmel: error: {arch.name}: {error}", file=sys.stderr)
+            yield from fused.specialisations(mel.spectrogram.window, mel.mel_scale.fb, mel.spec, arch, *types, args.gradient)
+        except UnsupportedError as error:
+            raise _Failure(f"{arch.name}: {error}", status=1) from error
+
+
+def _cubin(s: Specialisation) -> bytes:
+    from .jit import driver
+    from .jit.compiler import CompileError
+    from .jit.toolchain import ToolchainError
+
+    try:
+        data = driver.cubin(s)
+    except (ToolchainError, CompileError) as error:
+        raise _Failure(f"{s.arch.name}: {error}", status=1) from error
+    print(f"{len(data) / 1024:.0f} KiB: {s}")
+    return data
+
+
+def _warm(args: argparse.Namespace) -> int:
+    """Compile what the transform needs into the cache, on any machine."""
+    from . import environment
+
+    if (folder := environment.cache_dir()) is None:
+        raise _Failure("there is no place for the cache: this user has no home; set FLASHMEL_CACHE_DIR")
+    for s in _kernels(args):
+        _cubin(s)
     print(f"the cache is {_shown(folder)}")
-    return int(failed > 0)
+    return 0
+
+
+def _bundle_build(args: argparse.Namespace) -> int:
+    from .jit import compiler, toolchain
+    from .jit.bundle import BundleError, write_bundle
+    from .jit.source import sources
+
+    wanted = {compiler.identity(sources(s), s.arch.name): s for s in _kernels(args)}
+    kernels = [(identity, s.arch.name, str(s), _cubin(s)) for identity, s in wanted.items()]
+    try:
+        bundle = write_bundle(Path(args.output), int(toolchain.nvrtc_version().split(".")[0]), kernels)
+    except (BundleError, OSError) as error:
+        raise _Failure(str(error), status=1) from error
+    print(f"{_shown(bundle.path)}: {len(bundle.variants)} kernels, manifest sha256 {bundle.digest}")
+    return 0
+
+
+def _bundle_list(args: argparse.Namespace) -> int:
+    from .jit.bundle import BundleError, open_bundle
+
+    damaged = 0
+    try:
+        bundle = open_bundle(args.bundle)
+    except BundleError as error:
+        raise _Failure(str(error), status=1) from error
+    for variant in bundle.variants:
+        reason = None if args.arch is None or variant.arch == args.arch.name else f"not for {args.arch.name}"
+        try:
+            bundle.read(variant)
+        except BundleError as error:
+            damaged, reason = damaged + 1, str(error)
+        print(f"{'accepted' if reason is None else f'rejected, {reason}'}: {variant.description}")
+    print(f"manifest sha256 {bundle.digest}")
+    return int(damaged > 0)
 
 
 def _cache(args: argparse.Namespace) -> int:
@@ -635,20 +684,33 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     demo.add_argument("-o", "--output", default="flashmel-demo.png", metavar="PICTURE", help="default: %(default)s")
 
+    ahead = argparse.ArgumentParser(add_help=False, parents=[transform])
+    ahead.add_argument(
+        "--arch", type=_architectures, required=True, metavar="sm_NN,...", help="of the GPUs that will run them, or all"
+    )
+    ahead.add_argument("--input-dtype", choices=INPUT_TYPES, default="float32", help="of the waveforms (default: float32)")
+    ahead.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+    ahead.set_defaults(db=False)
+
     warm = commands.add_parser(
         "warm",
         help="compile a transform's kernels into the cache, also without a GPU",
         description="Compile what calls of a transform need, for GPUs that need not be here, as in the build of a container.",
         allow_abbrev=False,
-        parents=[transform],
+        parents=[ahead],
     )
     warm.set_defaults(run=_warm)
-    warm.add_argument(
-        "--arch", type=_architectures, required=True, metavar="sm_NN,...", help="of the GPUs that will run them, or all"
+
+    bundles = commands.add_parser("bundle", help="kernels in a folder, for machines without a compiler").add_subparsers(
+        required=True, metavar="ACTION"
     )
-    warm.add_argument("--input-dtype", choices=INPUT_TYPES, default="float32", help="of the waveforms (default: float32)")
-    warm.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
-    warm.set_defaults(db=False)
+    build = bundles.add_parser("build", help="compile a transform's kernels into a new folder", allow_abbrev=False, parents=[ahead])
+    build.add_argument("-o", "--output", required=True, metavar="DIR", help="a new or empty folder; it may be zipped afterwards")
+    build.set_defaults(run=_bundle_build)
+    listed = bundles.add_parser("list", help="verify a bundle and list its kernels, accepted or rejected and why")
+    listed.add_argument("bundle", metavar="BUNDLE", help="folder or zip file")
+    listed.add_argument("--arch", type=_architecture, metavar="sm_NN", help="reject those for other GPUs")
+    listed.set_defaults(run=_bundle_list)
 
     cache = commands.add_parser("cache", help="what the kernel cache holds, or clear it")
     cache.add_argument("action", choices=("info", "clear"))

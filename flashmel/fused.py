@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import environment
 from .jit import toolchain
+from .jit.bundle import loaded_bundles
 from .jit.compiler import CompileError
 from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
@@ -336,7 +337,8 @@ def unavailable_reason(device: torch.device | None = None) -> str | None:
         return f"{device} is not a CUDA device"
     try:
         architecture(*torch.cuda.get_device_capability(device))
-        toolchain.nvrtc_version()
+        if not loaded_bundles():
+            toolchain.nvrtc_version()
     except (UnsupportedError, toolchain.ToolchainError) as error:
         return str(error)
     return None

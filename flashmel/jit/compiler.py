@@ -18,14 +18,23 @@ class CompileError(RuntimeError):
     """NVRTC refused the source; the message carries its log, the generated configuration, and the compiler's version."""
 
 
+def identity(sources: dict[str, str], arch: str) -> str:
+    """Digest of what is compiled, and how: sources, options, architecture. Needs no compiler."""
+    parts = {"schema": "3", "arch": arch, "options": " ".join(_OPTIONS)}
+    return _digest(parts | {f"source {name}": text for name, text in sorted(sources.items())})
+
+
 def cache_key(sources: dict[str, str], arch: str) -> str:
-    """Digest of all that decides the cubin: sources, options, architecture, and the compiler's version.
+    """Digest of all that decides the cubin: the above, and the compiler's version.
 
     Raises:
         ToolchainError: there is no compiler.
     """
-    parts = {"schema": "2", "nvrtc": toolchain.nvrtc_version(), "arch": arch, "options": " ".join(_OPTIONS)}
-    parts |= {f"source {name}": text for name, text in sorted(sources.items())}
+    return _digest({"identity": identity(sources, arch), "nvrtc": toolchain.nvrtc_version()})
+
+
+def _digest(parts: dict[str, str]) -> str:
+    """Every part counts, and where one ends and the next begins."""
     digest = hashlib.sha256()
     for label, value in parts.items():
         for text in (label, value):

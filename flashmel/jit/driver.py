@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from .. import environment
+from . import bundle, compiler
 from . import cache as disk
-from . import compiler
 from .source import Specialisation, sources
 
 _log = logging.getLogger("flashmel")
@@ -48,22 +48,24 @@ class BackwardParams(ctypes.Structure):
 
 
 def cubin(s: Specialisation) -> bytes:
-    """The cubin of a specialisation, from the disk cache or compiled and stored there.
+    """The cubin of a specialisation: from a bundle, from the disk cache, or compiled and stored there.
 
     Raises:
         ToolchainError, CompileError: see compiler.py.
     """
     text = sources(s)
+    if (data := bundle.find(compiler.identity(text, s.arch.name))) is not None:
+        _log.info("from a bundle, %d KiB: %s", len(data) // 1024, s)
+        return data
     key, folder = compiler.cache_key(text, s.arch.name), environment.cache_dir()
-    data = disk.load(folder, key) if folder else None
-    if data is None:
-        start = time.perf_counter()
-        data, _ = compiler.compile_cubin(text, s.arch.name)
-        _log.info("compiled in %.2f s, %d KiB: %s", time.perf_counter() - start, len(data) // 1024, s)
-        if folder:
-            disk.store(folder, key, data)
-    else:
+    if folder and (data := disk.load(folder, key)) is not None:
         _log.info("from %s, %d KiB: %s", folder, len(data) // 1024, s)
+        return data
+    start = time.perf_counter()
+    data, _ = compiler.compile_cubin(text, s.arch.name)
+    _log.info("compiled in %.2f s, %d KiB: %s", time.perf_counter() - start, len(data) // 1024, s)
+    if folder:
+        disk.store(folder, key, data)
     return data
 
 
