@@ -90,7 +90,7 @@ def _write(out: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: Stft
             f"out must be a floating-point tensor of shape {shape} on {waveform.device}, "
             f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
         )
-    direct = _is_direct(waveform) and type(out) is Tensor and out.is_contiguous()
+    direct = _is_direct(waveform) and type(out) is Tensor and out.is_contiguous() and not out.is_neg()
     if not direct or fused.recall(waveform, window, fb, spec, out.dtype, out) is None:
         out.copy_(mel_spectrogram(waveform, window, fb, spec, out.dtype))
     return out
@@ -109,7 +109,7 @@ def _is_direct(waveform: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and type(waveform) in (Tensor, torch.nn.Parameter)
-        and not waveform.is_meta
+        and not (waveform.is_meta or waveform.is_neg())  # the dispatcher's business
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._are_functorch_transforms_active()

@@ -208,6 +208,18 @@ def test_layouts_of_waveform_and_gradient(device):
 
 
 @any_device
+def test_a_view_that_is_negated(device):
+    """The imaginary part of a conjugate shares memory with numbers of the other sign."""
+    module = make(device)
+    x = torch.complex(noise(2, 4000), noise(2, 4000, seed=1)).to(device).conj().imag
+    assert x.is_neg()
+    g = noise(*module(x).shape, seed=2).to(device)
+    assert torch.equal(module(x), module(x.resolve_neg()))
+    assert torch.equal(gradient(module, x, g), gradient(module, x.resolve_neg(), g))
+    assert torch.equal(gradient(module, x, g), -gradient(module, -x.resolve_neg(), g))
+
+
+@any_device
 def test_a_row_does_not_depend_on_its_batch(device):
     module, x = make(device, hop_length=160), noise(17, 30000).to(device)
     g = noise(*module(x).shape, seed=1).to(device)
