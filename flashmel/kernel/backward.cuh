@@ -31,26 +31,37 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
   }
 }
 
-// Samples to spectrum, up to the rows: as `columns`, but samples and spectra have places of their own.
-template <class Config>
-__device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors) {
+// The transforms of the columns: load(a, c), then store(a, c).
+template <class Config, class Load, class Store>
+__device__ inline void in_columns(Load load, Store store) {
   constexpr int radix = Config::r1, count = Config::points / radix, at_once = items_at_once<Config, radix, count>();
   const Place<Config> place;
-  samples += place.frame * Config::sample_stride;
-  float2* const e = spectra + place.frame * Config::frame_stride;
 #pragma unroll 1
   for (int item = place.of_frame; item < count; item += at_once * Config::threads_per_frame) {
     const int first = opaque(item);
     Complex a[at_once][radix];
 #pragma unroll
-    for (int n = 0; n < at_once; ++n) load_column<Config>(a[n], samples, factors, first + n * Config::threads_per_frame);
+    for (int n = 0; n < at_once; ++n) load(a[n], first + n * Config::threads_per_frame);
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
-      const int c = first + n * Config::threads_per_frame;
       dft<radix>(a[n]);
-      twiddle_and_store<radix>(a[n], factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+      store(a[n], first + n * Config::threads_per_frame);
     }
   }
+}
+
+// Samples to spectrum, up to the rows: as `columns`, but samples and spectra have places of their own.
+template <class Config>
+__device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors) {
+  constexpr int radix = Config::r1, count = Config::points / radix;
+  const Place<Config> place;
+  samples += place.frame * Config::sample_stride;
+  float2* const e = spectra + place.frame * Config::frame_stride;
+  in_columns<Config>([&](Complex* a, int c) { load_column<Config>(a, samples, factors, c); },
+                     [&](const Complex* a, int c) {
+                       const float4* const table = factors + opaque(Config::column_table + c);
+                       twiddle_and_store<radix>(a, table, count, e + c, Config::row_stride);
+                     });
 }
 
 // What the power of bin k multiplies: the sum of its filters' gradients. An entry of the bin is two filters.
@@ -215,30 +226,21 @@ __device__ inline void middle_back(float2* spectra, const float4* factors) {
 // To the gradients of a frame's windowed samples times the window: point c + count * j in the place of e[j][c].
 template <class Config>
 __device__ inline void columns_back(float2* spectra, const float4* factors) {
-  constexpr int radix = Config::r1, count = Config::points / radix, at_once = items_at_once<Config, radix, count>();
+  constexpr int radix = Config::r1, count = Config::points / radix;
   const Place<Config> place;
   float2* const e = spectra + place.frame * Config::frame_stride;
-#pragma unroll 1
-  for (int item = place.of_frame; item < count; item += at_once * Config::threads_per_frame) {
-    const int first = opaque(item);
-    Complex a[at_once][radix];
+  in_columns<Config>(
+      [&](Complex* a, int c) {
+        load_and_twiddle<radix>(a, factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
+      },
+      [&](const Complex* a, int c) {
+        const float4* const window = factors + opaque(Config::window_table + c);
 #pragma unroll
-    for (int n = 0; n < at_once; ++n) {
-      const int c = first + n * Config::threads_per_frame;
-      load_and_twiddle<radix>(a[n], factors + opaque(Config::column_table + c), count, e + c, Config::row_stride);
-    }
-#pragma unroll
-    for (int n = 0; n < at_once; ++n) {
-      const int c = first + n * Config::threads_per_frame;
-      dft<radix>(a[n]);
-      const float4* const window = factors + opaque(Config::window_table + c);
-#pragma unroll
-      for (int j = 0; j < radix; ++j) {
-        const float2 w = half_of(window[j / 2 * count], j % 2);
-        e[j * Config::row_stride + c] = make_float2(a[n][j].y * w.x, a[n][j].x * w.y);
-      }
-    }
-  }
+        for (int j = 0; j < radix; ++j) {
+          const float2 w = half_of(window[j / 2 * count], j % 2);
+          e[j * Config::row_stride + c] = make_float2(a[j].y * w.x, a[j].x * w.y);
+        }
+      });
 }
 
 // Where in the spectra, in floats, the gradient of sample n of a frame lies.
