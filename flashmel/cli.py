@@ -531,7 +531,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _kernels(args: argparse.Namespace) -> Iterator[Specialisation]:
-    """What the transform of the arguments compiles for each architecture; what cannot be is reported and left out."""
+    """What the transform of the arguments compiles for each architecture."""
     import torch
 
     from . import fused

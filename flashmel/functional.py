@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .spec import normalization
 
 
 def mel_spectrogram(
@@ -48,6 +49,5 @@ def mel_spectrogram(
         >>> mel_spectrogram(torch.randn(16000), torch.hann_window(400), torch.rand(201, 80), n_fft=400, hop_length=160).shape
         torch.Size([80, 101])
     """
-    normalization = ("window" if normalized else "none") if isinstance(normalized, bool) else normalized
-    spec = ops.cached_spec(n_fft, n_fft, hop_length, pad, power, normalization, center, pad_mode)
+    spec = ops.cached_spec(n_fft, n_fft, hop_length, pad, power, normalization(normalized), center, pad_mode)
     return ops.mel_spectrogram(waveform, window, fb, spec, dtype if out is None else out.dtype, out)

@@ -56,16 +56,30 @@ _plans: dict[tuple, LaunchPlan | UnavailableError] = {}
 _kernels: dict[tuple, tuple[LaunchPlan, Kernel | UnavailableError]] = {}
 _tables: dict[tuple, _Tables] = {}
 _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
-_calls: dict[tuple, _Call] = {}  # by all that a call depends on: the fast way, as long as nothing new is met
+# By all that a call depends on: window and fb, their state, spec (which its id in the key keeps alive), and the prepared call.
+_calls: dict[tuple, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple, StftSpec, _Call]] = {}
 _MAX_CALLS = 1024
+
+
+class _Alignment(NamedTuple):
+    """Whether, in every row, the samples of frame 0 begin at a multiple of a chunk's size in memory."""
+
+    first_sample: int  # of frame 0, in bytes from the waveform's first
+    chunk_bytes: int
+    rows: bool  # whether it holds for all rows if it does for the first
+
+    @classmethod
+    def of(cls, spec: StftSpec, plan: LaunchPlan, rows: Tensor) -> _Alignment:
+        item = rows.element_size()
+        return cls(-(spec.margin + spec.pad) * item, plan.chunk * item, len(rows) == 1 or rows.stride(0) % plan.chunk == 0)
+
+    def holds_at(self, address: int) -> bool:
+        return self.rows and (address + self.first_sample) % self.chunk_bytes == 0
 
 
 class _Call(NamedTuple):
     """A call of :func:`mel_spectrogram`, prepared up to the places of waveform and output."""
 
-    owners: tuple[weakref.ref[Tensor], weakref.ref[Tensor]]  # window and fb,
-    state: tuple[int, int, int, int]  # and which memory and version of it the tables hold
-    spec: StftSpec  # kept, for its id is in the key
     tables: _Tables
     kernel: Kernel
     blocks: int
@@ -74,9 +88,7 @@ class _Call(NamedTuple):
     shape: tuple[int, ...]  # of the output
     dtype: torch.dtype
     device: torch.device
-    chunk_bytes: int
-    first_sample: int  # of frame 0, in bytes from the waveform's first
-    rows_aligned: bool  # whether all rows are, if the first is
+    alignment: _Alignment
 
     def run(self, waveform: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -84,7 +96,7 @@ class _Call(NamedTuple):
         params = LaunchParams.from_buffer_copy(self.params)
         params.waveform = place = waveform.data_ptr()
         params.mel = out.data_ptr()
-        params.aligned = self.rows_aligned and (place + self.first_sample) % self.chunk_bytes == 0
+        params.aligned = self.alignment.holds_at(place)
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
             self._launch(params, index)
@@ -115,8 +127,11 @@ def recall(
 
     ``out``, if given, is contiguous, of this dtype, and of the result's shape and device.
     """
-    call = _calls.get(_key(waveform, window, fb, spec, dtype))
-    if call is None or call.owners[0]() is not window or call.owners[1]() is not fb or call.state != _state(window, fb):
+    found = _calls.get(_key(waveform, window, fb, spec, dtype))
+    if found is None:
+        return None
+    its_window, its_fb, state, _, call = found
+    if its_window() is not window or its_fb() is not fb or state != _state(window, fb):
         return None
     return call.run(waveform, out)
 
@@ -149,28 +164,15 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
-        params = launch_params(spec, plan, grid, rows, out, tables)
-        kernel.launch(params, grid.blocks, grid.threads, torch._C._cuda_getCurrentRawStream(device))
+    params = bytes(launch_params(spec, plan, grid, rows, out, tables))
+    shape, alignment = tuple(out.shape), _Alignment.of(spec, plan, rows)
+    call = _Call(tables, kernel, grid.blocks, grid.threads, params, shape, out.dtype, out.device, alignment)
+    call.run(rows, out)
     if rows.data_ptr() == waveform.data_ptr() and not (window.is_inference() or fb.is_inference()):
         if len(_calls) >= _MAX_CALLS:
             _calls.clear()
-        item = rows.element_size()
-        _calls[_key(waveform, window, fb, spec, dtype)] = _Call(
-            owners=(weakref.ref(window), weakref.ref(fb)),
-            state=_state(window, fb),
-            spec=spec,
-            tables=tables,
-            kernel=kernel,
-            blocks=grid.blocks,
-            threads=grid.threads,
-            params=bytes(params),
-            shape=tuple(out.shape),
-            dtype=out.dtype,
-            device=out.device,
-            chunk_bytes=plan.chunk * item,
-            first_sample=-(spec.margin + spec.pad) * item,
-            rows_aligned=n_rows == 1 or rows.stride(0) % plan.chunk == 0,
-        )
+        key = _key(waveform, window, fb, spec, dtype)
+        _calls[key] = weakref.ref(window), weakref.ref(fb), _state(window, fb), spec, call
     return out
 
 
@@ -242,7 +244,7 @@ def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, 
         grid.step,
         grid.first_inner,
         grid.inner,
-        _aligned(spec, plan, rows),
+        _Alignment.of(spec, plan, rows).holds_at(rows.data_ptr()),
         n_mels,
         tables.n_filters,
         len(tables.filters),
@@ -284,17 +286,11 @@ def backward_params(
         grid.shift,
         grid.stride,
         grid.tiles,
-        _aligned(spec, plan, rows),
+        _Alignment.of(spec, plan, rows).holds_at(rows.data_ptr()),
         len(tables.filters),
         grid.fold,
         n_rows,
     )
-
-
-def _aligned(spec: StftSpec, plan: LaunchPlan, rows: Tensor) -> bool:
-    """Whether, in every row, the samples of frame 0 begin at a multiple of a chunk's size in memory."""
-    first_address = rows.data_ptr() - (spec.margin + spec.pad) * rows.element_size()
-    return first_address % (plan.chunk * rows.element_size()) == 0 and (len(rows) == 1 or rows.stride(0) % plan.chunk == 0)
 
 
 def specialisations(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .spec import positive_int, positive_number
+from .spec import one_of, positive_int, positive_number
 from .transform import MelSpectrogram
 
 LOG_FLOORS = ("clamp", "add")
@@ -100,13 +100,9 @@ class MultiScaleMelLoss(nn.Module):
         windows = [positive_int(f"window_lengths[{i}]", length) for i, length in enumerate(window_lengths)]
         if not windows:
             raise ValueError("window_lengths must hold at least one length, got none")
-        for name, value, choices in (
-            ("log_floor", log_floor, LOG_FLOORS),
-            ("log_distance", log_distance, LOG_DISTANCES),
-            ("reduction", reduction, REDUCTIONS),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+        one_of("log_floor", log_floor, LOG_FLOORS)
+        one_of("log_distance", log_distance, LOG_DISTANCES)
+        one_of("reduction", reduction, REDUCTIONS)
         self.log_weight = _weights("log_weight", log_weight, len(windows))
         self.mag_weight = _weights("mag_weight", mag_weight, len(windows))
         if not any(self.log_weight + self.mag_weight):

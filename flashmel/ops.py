@@ -130,7 +130,6 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.parameters = _parameters(ctx.spec)
         return _backward(ctx, mel_gradient)
 
 
@@ -211,19 +210,18 @@ def _fake_backward(mel_gradient: Tensor, waveform: Tensor, *_: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
-    ctx.parameters = inputs[3:10]
+    *tensors, ctx.spec, _ = _arguments(*inputs)
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
     gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if torch.is_grad_enabled() or any(needed[1:]):  # a gradient of the gradient may follow
-        spec = cached_spec(ctx.parameters[0], *ctx.parameters)
-        found = iter(reference.vector_jacobian_product(mel_gradient, tensors, needed, spec))
+        found = iter(reference.vector_jacobian_product(mel_gradient, tensors, needed, ctx.spec))
         gradients[:3] = [next(found) if need else None for need in needed]
     elif needed[0]:
-        gradients[0] = torch.ops.flashmel.mel_spectrogram_backward(mel_gradient, *tensors, *ctx.parameters)
+        gradients[0] = torch.ops.flashmel.mel_spectrogram_backward(mel_gradient, *tensors, *_parameters(ctx.spec))
     return tuple(gradients)
 
 

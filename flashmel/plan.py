@@ -14,6 +14,7 @@ MAX_N_FFT = 16384
 MAX_THREADS = 1024  # of a block
 _MAX_TEAM_THREADS = 512
 _MAX_TEAMS = 16  # named barriers of a block
+_MAX_WORK = 2**31 - 2**20  # tiles or segments of a launch: a team counts past the last by less than 2**20
 _REGISTERS = 16384  # of a quarter of a multiprocessor, to which every fourth warp of a block belongs
 # Complex values a thread holds, and the registers that its code needs with them, without spills. Measured on an H200: half the
 # registers and twice the threads win at every n_fft whose factors allow it.
@@ -255,17 +256,27 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
     frames = spec.frame_count(n_samples)
     tiles = -(-frames // plan.frames_per_tile)
     all_tiles = tiles * rows
-    if all_tiles >= 2**31 - 2**20:  # a team counts past the last by less than that
+    if all_tiles >= _MAX_WORK:
         raise UnsupportedError(f"{rows} waveforms of {frames} frames are more than one launch can hold")
-    # Tile t takes the samples from t * step - before on, `span` of them; with a negative pad, only those inside `crop` count.
-    step, before, crop = plan.frames_per_tile * spec.hop_length, spec.margin + spec.pad, max(0, -spec.pad)
-    span = (plan.frames_per_tile - 1) * spec.hop_length + spec.n_fft
-    first = max(0, -(-(before + crop) // step))
-    last = (n_samples - crop - span + before) // step
+    first, last = _unpadded(spec, plan, n_samples, plan.frames_per_tile * spec.hop_length)
+    first = max(0, first)
     inner = max(0, min(last, tiles - 1) - first + 1)
-    blocks = min(all_tiles, multiprocessors)
-    teams = min(plan.teams, -(-all_tiles // blocks))
+    blocks, teams = _crew(plan, all_tiles, multiprocessors)
     return Launch(blocks, teams * plan.threads, tiles, all_tiles, *division(tiles), blocks * teams, first, inner)
+
+
+def _unpadded(spec: StftSpec, plan: LaunchPlan, n_samples: int, step: int) -> tuple[int, int]:
+    """The first and the last t for which a tile that starts at sample t * step of the padded signal touches no padding."""
+    # It takes the samples from t * step - before on, `span` of them; with a negative pad, only those inside `crop` count.
+    before, crop = spec.margin + spec.pad, max(0, -spec.pad)
+    span = (plan.frames_per_tile - 1) * spec.hop_length + spec.n_fft
+    return -(-(before + crop) // step), (n_samples - crop - span + before) // step
+
+
+def _crew(plan: LaunchPlan, work: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks, and teams of a block, for so many pieces of work: on all multiprocessors before a second team on any."""
+    blocks = min(work, multiprocessors)
+    return blocks, min(plan.teams, -(-work // blocks))
 
 
 def division(divisor: int) -> tuple[int, int]:
@@ -313,13 +324,10 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
     tiles = tiles_of(min(choices, key=lambda segments: (-(-segments * rows // workers) * tiles_of(segments), segments)))
     segments = -(-max(1, slots - overlap) // (tiles * frames - overlap))
     emitted = -(-max(1, slots - overlap) // segments)
-    if segments * rows >= 2**31 - 2**20:
+    if segments * rows >= _MAX_WORK:
         raise UnsupportedError(f"{rows} waveforms of {n_samples} samples are more than one launch can hold")
-    before, crop = spec.margin + spec.pad, max(0, -spec.pad)
-    first = -(-(before + crop) // hop)
-    last = (n_samples - crop - (frames - 1) * hop - spec.n_fft + before) // hop
-    blocks = min(segments * rows, multiprocessors)
-    teams = min(plan.teams, -(-segments * rows // blocks))
+    first, last = _unpadded(spec, plan, n_samples, hop)
+    blocks, teams = _crew(plan, segments * rows, multiprocessors)
     folds, side = spec.margin > 0 and spec.pad_mode != "constant", 2 * spec.margin + 1
     # The ends of a row are folded by the teams that computed them if each lies within a segment; but long ones better by many
     # blocks (n_fft 16384: 253 µs, 282 by the teams).

@@ -72,14 +72,10 @@ def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Ten
         rows = waveform.reshape(n_rows, n_samples)
         mel_rows = mel_gradient.reshape(n_rows, *mel_gradient.shape[-2:])
         gradient = torch.empty((n_rows, n_samples), dtype=waveform.dtype, device=waveform.device)
-        on_cpu = waveform.device.type == "cpu"
-        budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
-        chunk = min(n_frames, budget)
-        group = 1 if on_cpu else budget // chunk
-        cuts = {
-            first: _Cut(spec, first * spec.hop_length, (min(first + chunk, n_frames) - 1) * spec.hop_length + spec.n_fft, rows)
-            for first in range(0, n_frames, chunk)
-        }
+        chunk, group = _piece(n_frames, rows, spec)
+        if rows.device.type == "cpu":  # how a matrix product rounds depends on its shape: see _fill
+            group = 1
+        cuts = {first: _Cut(spec, first, min(first + chunk, n_frames), rows) for first in range(0, n_frames, chunk)}
         for row in range(0, n_rows, group):
             some = slice(row, row + group)
             padded = torch.zeros((len(rows[some]), n_samples + 2 * (spec.pad + spec.margin)), dtype=compute, device=rows.device)
@@ -217,9 +213,7 @@ def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: 
     """Write the result into ``out`` piece by piece: several short rows, or a part of one."""
     (n_rows, n_samples), n_frames = rows.shape, out.shape[-1]
     on_cpu = rows.device.type == "cpu"
-    budget = max(1, (_PIECE_CPU if on_cpu else _PIECE_DEVICE) // spec.n_fft)  # in frames
-    chunk = min(n_frames, budget)
-    group = budget // chunk
+    chunk, group = _piece(n_frames, rows, spec)
 
     def result(padded: Tensor) -> Tensor:
         powers = _powers(padded, window, spec)
@@ -234,16 +228,26 @@ def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: 
         return
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
-        cut = _Cut(spec, first * spec.hop_length, (last - 1) * spec.hop_length + spec.n_fft, rows)
+        cut = _Cut(spec, first, last, rows)
         for row in range(0, n_rows, group):
             out[row : row + group, :, first:last] = result(cut(rows[row : row + group], window.dtype))
 
 
-class _Cut:
-    """Cuts positions ``begin`` … ``end`` of the padded signal out of rows: a view, with the ends gathered where it has them."""
+def _piece(n_frames: int, rows: Tensor, spec: StftSpec) -> tuple[int, int]:
+    """Frames of a row to do at a time, and how many rows."""
+    budget = max(1, (_PIECE_CPU if rows.device.type == "cpu" else _PIECE_DEVICE) // spec.n_fft)  # in frames
+    chunk = min(n_frames, budget)
+    return chunk, budget // chunk
 
-    def __init__(self, spec: StftSpec, begin: int, end: int, like: Tensor) -> None:
+
+class _Cut:
+    """Cuts the samples of frames ``first`` … ``last`` of the padded signal out of rows: a view, with the ends gathered where it has
+    them.
+    """
+
+    def __init__(self, spec: StftSpec, first: int, last: int, like: Tensor) -> None:
         n_samples = like.shape[-1]
+        begin, end = first * spec.hop_length, (last - 1) * spec.hop_length + spec.n_fft
         # Between low and high, position p is sample p + shift; padding lies on both sides of it.
         shift = -spec.margin - spec.pad
         low = min(max(begin, spec.margin + max(spec.pad, 0)), end)

@@ -32,9 +32,15 @@ def positive_number(name: str, value: object) -> float:
     return value  # type: ignore[return-value]
 
 
-def _one_of(name: str, value: object, choices: tuple) -> None:
+def one_of(name: str, value: object, choices: tuple) -> None:
+    """Raise ValueError, naming the field and the value received, unless it is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def normalization(normalized: bool | str) -> str:
+    """``normalized`` as :class:`StftSpec` has it, from torchaudio's boolean or the name itself."""
+    return ("window" if normalized else "none") if isinstance(normalized, bool) else normalized
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class StftSpec:
                 f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
                 "a mel spectrogram of complex bins is not defined"
             )
-        _one_of("normalized", self.normalized, NORMALIZATIONS)
-        _one_of("pad_mode", self.pad_mode, PAD_MODES)
+        one_of("normalized", self.normalized, NORMALIZATIONS)
+        one_of("pad_mode", self.pad_mode, PAD_MODES)
 
     @property
     def n_freqs(self) -> int:
@@ -167,8 +173,8 @@ class MelBankSpec:
             raise ValueError(f"f_min must not be negative, got {self.f_min!r} Hz")
         if self.f_min > self.f_max:
             raise ValueError(f"f_min must be at most f_max, got f_min={self.f_min!r} and f_max={self.f_max!r} Hz")
-        _one_of("norm", self.norm, NORMS)
-        _one_of("mel_scale", self.mel_scale, MEL_SCALES)
+        one_of("norm", self.norm, NORMS)
+        one_of("mel_scale", self.mel_scale, MEL_SCALES)
 
     @property
     def n_freqs(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import ops, reference
 from .filterbank import mel_filterbank
-from .spec import MelBankSpec, StftSpec, positive_int, positive_number
+from .spec import MelBankSpec, StftSpec, normalization, positive_int, positive_number
 
 _OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 
@@ -175,7 +175,7 @@ class MelSpectrogram(nn.Module):
             hop_length=hop_length,
             pad=pad,
             power=power,
-            normalized=("window" if normalized else "none") if isinstance(normalized, bool) else normalized,
+            normalized=normalization(normalized),
             center=bool(center),
             pad_mode=pad_mode,
         )

@@ -12,7 +12,7 @@ import torch
 from cases import CASES
 
 from flashmel import MelSpectrogram, fused
-from flashmel.jit import driver
+from flashmel.jit import driver, toolchain
 from flashmel.jit.source import Specialisation, config_header
 from flashmel.plan import Architecture, UnsupportedError, architecture
 
@@ -49,6 +49,15 @@ def compile_together(modules: Iterable[MelSpectrogram]) -> None:
     longest = sorted(wanted.values(), key=lambda s: -max(s.plan.r1, s.plan.r2, s.plan.r3))
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(driver.cubin, longest))
+
+
+@pytest.fixture
+def nvrtc_version() -> str:
+    """The compiler's version; where there is none, the test is skipped."""
+    try:
+        return toolchain.nvrtc_version()
+    except toolchain.ToolchainError as error:
+        pytest.skip(f"no compiler: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashmel import MelSpectrogram, __version__, cli
-from flashmel.jit import compiler, toolchain
+from flashmel.jit import compiler
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("matplotlib")
@@ -296,11 +296,9 @@ def test_module_entry_point() -> None:
 # --- flashmel warm, flashmel cache -----------------------------------------------------------------------------------------------
 
 
-def test_warm_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        toolchain.nvrtc_version()
-    except toolchain.ToolchainError as error:
-        pytest.skip(f"no compiler: {error}")
+def test_warm_and_cache(
+    nvrtc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
     arguments = ["warm", "--n-fft", "64", "--hop-length", "16", "--n-mels", "10", "--arch", "sm_80,sm_90", "--gradient"]
     assert cli.main(arguments) == 0

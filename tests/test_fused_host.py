@@ -127,7 +127,8 @@ def test_what_cannot_run_fused_says_so_at_every_call(kernels):
     assert not kernels
 
 
-def test_a_failed_compilation_is_not_tried_again(kernels, monkeypatch):
+@pytest.mark.parametrize("call", [call, call_backward], ids=["transform", "gradient"])
+def test_a_failed_compilation_is_not_tried_again(kernels, monkeypatch, call):
     attempts = []
 
     def fail(*_):
@@ -322,21 +323,6 @@ def test_what_has_no_gradients_kernel_says_so_at_every_call(kernels):
     with pytest.raises(fused.UnavailableError, match="the module is in float64"):
         call_backward(module, torch.zeros(2, 4000, dtype=torch.float64))
     assert not kernels
-
-
-def test_a_gradients_failed_compilation_is_not_tried_again(kernels, monkeypatch):
-    attempts = []
-
-    def fail(*_):
-        attempts.append(1)
-        raise CompileError("the log")
-
-    monkeypatch.setattr(fused, "Kernel", fail)
-    module = MelSpectrogram(hop_length=160, n_mels=40)
-    for _ in range(3):
-        with pytest.raises(fused.UnavailableError, match="the log"):
-            call_backward(module, torch.zeros(2, 4000))
-    assert len(attempts) == 1
 
 
 def test_nothing_is_made_for_the_gradient_in_a_capture(kernels, monkeypatch):

@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from .cache import write_whole
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
@@ -166,9 +167,5 @@ def _read(path: Path, name: str, most: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(file.name, 0o644)
-    Path(file.name).replace(path)
+    write_whole(path, data)
+    path.chmod(0o644)  # to be carried to other users

@@ -60,25 +60,37 @@ def load(folder: Path, key: str) -> bytes | None:
 
 def store(folder: Path, key: str, data: bytes) -> None:
     """Store ``data`` under ``key``: whole or not at all, whoever else writes. A folder that cannot be written only warns, once."""
-    temporary = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=_UNFINISHED, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(hashlib.sha256(data).digest() + data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / (key + _SUFFIX))
+        write_whole(folder / (key + _SUFFIX), hashlib.sha256(data).digest() + data)
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         _warn_once(
             f"the compiled kernel could not be stored in {folder} ({error.strerror or error}); it will be compiled again in the "
             "next process. Set FLASHMEL_CACHE_DIR to a folder that can be written."
         )
     else:
         _tidy(folder)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file beside its place and rename it there: all of it appears, or nothing.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
+            temporary = Path(file.name)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise
 
 
 def usage(folder: Path) -> Usage:
