@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-PAD_MODES = ("reflect", "constant", "replicate", "circular")
+PAD_MODES = ("reflect", "constant", "replicate", "circular")  # torch's; front-ends have "symmetric" too
 NORMS = (None, "slaney")
 MEL_SCALES = ("htk", "slaney")
 NORMALIZATIONS = ("none", "window", "frame_length")
+LOGS = (None, "ln", "log10", "db")
+FLOOR_MODES = ("max", "add")
+PREEMPHASIS_SCOPES = ("waveform", "frame")
 
 
 def positive_int(name: str, value: object) -> int:
@@ -44,8 +48,46 @@ def normalization(normalized: bool | str) -> str:
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a mel value m: ``gain * max(log(max(m, floor)), log_floor) + bias``, and how it is stored.
+
+    Raises:
+        ValueError: naming the field and the value received.
+    """
+
+    log: str | None = None  # "ln", "log10" or "db" (10 log10)
+    floor: float = 0.0  # of m, where there is a log
+    floor_mode: str = "max"  # or "add": log(m + floor)
+    log_floor: float = -math.inf
+    gain: float = 1.0
+    bias: float = 0.0
+    time_major: bool = False  # (frames, n_mels) instead of (n_mels, frames)
+    masked_frames: int = 0  # so many frames at the end of each row hold pad_value
+    pad_value: float = 0.0  # what frames hold that lie behind a row's length
+
+    def __post_init__(self) -> None:
+        one_of("log", self.log, LOGS)
+        one_of("floor_mode", self.floor_mode, FLOOR_MODES)
+        if not _is_finite(self.floor) or self.floor < 0:
+            raise ValueError(f"floor must be a finite number and not negative, got {self.floor!r}")
+        if not math.isfinite(self.log_floor) and self.log_floor != -math.inf:
+            raise ValueError(f"log_floor must be a finite number or -inf, got {self.log_floor!r}")
+        if not _is_finite(self.gain) or self.gain == 0 or not _is_finite(self.bias) or not _is_finite(self.pad_value):
+            raise ValueError(
+                f"gain (not 0), bias and pad_value must be finite, got {self.gain!r}, {self.bias!r}, {self.pad_value!r}"
+            )
+        if self.masked_frames < 0:
+            raise ValueError(f"masked_frames must not be negative, got {self.masked_frames!r}")
+
+
+@dataclass(frozen=True)
 class StftSpec:
-    """Framing, window length, normalisation and power of a spectrogram: all that decides a bin's value but the window.
+    """What is computed between waveform and features, all but the window and the filterbank. From a bin's samples to its value:
+    framing, prologue, normalisation, power; and the epilogue of a mel value.
+
+    A front-end's samples are, in this order: multiplied by ``scale``; pre-emphasised over the waveform; padded and cut into frames;
+    rid of a frame's mean; pre-emphasised in the frame; windowed. The two operations on frames see its first ``win_length`` samples,
+    and with them the window is one of ``n_fft`` values that end in zeros.
 
     Raises:
         ValueError: naming the field and the value received.
@@ -59,6 +101,15 @@ class StftSpec:
     normalized: str = "none"  # "none", "window" (by sqrt of the window's energy) or "frame_length" (by sqrt of n_fft)
     center: bool = True
     pad_mode: str = "reflect"
+    # Samples padded on the left and on the right, instead of what `center` says; on the right, a negative number leaves off samples.
+    margins: tuple[int, int] | None = None
+    scale: float = 1.0
+    preemphasis: float = 0.0  # a of x[t] - a x[t - 1]
+    preemphasis_scope: str = "waveform"  # x[-1] is 0; or "frame": a frame's sample before its first is its first
+    remove_dc: bool = False
+    epsilon: float = 0.0  # of |X|**2, before the root
+    epsilon_mode: str = "add"  # or "max": of |X|**2 and epsilon
+    epilogue: Epilogue = Epilogue()
 
     def __post_init__(self) -> None:
         for name in ("n_fft", "win_length", "hop_length"):
@@ -74,7 +125,14 @@ class StftSpec:
                 "a mel spectrogram of complex bins is not defined"
             )
         one_of("normalized", self.normalized, NORMALIZATIONS)
-        one_of("pad_mode", self.pad_mode, PAD_MODES)
+        one_of("pad_mode", self.pad_mode, PAD_MODES if self.margins is None else (*PAD_MODES, "symmetric"))
+        one_of("preemphasis_scope", self.preemphasis_scope, PREEMPHASIS_SCOPES)
+        one_of("epsilon_mode", self.epsilon_mode, FLOOR_MODES)
+        if self.margins is not None and (self.pad != 0 or self.margins[0] < 0):
+            raise ValueError(f"margins must not be negative on the left and go without pad, got {self.margins!r}, pad={self.pad}")
+        for name in ("scale", "preemphasis", "epsilon"):
+            if not _is_finite(getattr(self, name)) or getattr(self, name) < 0:
+                raise ValueError(f"{name} must be a finite number and not negative, got {getattr(self, name)!r}")
 
     @property
     def n_freqs(self) -> int:
@@ -83,8 +141,13 @@ class StftSpec:
 
     @property
     def margin(self) -> int:
-        """Samples that ``center`` adds on each side, after ``pad``."""
-        return self.n_fft // 2 if self.center else 0
+        """Samples padded on the left, after ``pad``."""
+        return self.margins[0] if self.margins is not None else self.n_fft // 2 if self.center else 0
+
+    @property
+    def right_margin(self) -> int:
+        """Samples padded on the right, after ``pad``."""
+        return self.margin if self.margins is None else self.margins[1]
 
     def frames(self, n_samples: int) -> int:
         """Number of frames of a waveform of ``n_samples`` samples.
@@ -97,19 +160,35 @@ class StftSpec:
 
     def frame_count(self, n_samples: int) -> int:
         """The frame formula alone, without the checks of :meth:`frames` (also for symbolic lengths)."""
-        return 1 + (n_samples + 2 * (self.pad + self.margin) - self.n_fft) // self.hop_length
+        return 1 + (n_samples + 2 * self.pad + self.margin + self.right_margin - self.n_fft) // self.hop_length
+
+    def valid_frames(self, n_samples: Any) -> Any:
+        """Frames that a row of so many samples has if it is alone: 0 if it is too short for one, and without masked ones.
+
+        ``n_samples`` is a number or an integer tensor.
+        """
+        frames = self.frame_count(n_samples) - self.epilogue.masked_frames
+        return frames * (frames > 0) * (n_samples + 2 * self.pad >= self.minimum_length)
 
     def check_length(self, n_samples: int) -> None:
         """Raise ValueError for a waveform too short to transform, with its length and the remedy."""
         if n_samples < 1:
             raise ValueError("input is empty: the waveform's last axis has 0 samples")
         length = n_samples + 2 * self.pad  # what the centre padding sees
-        minimum = {"reflect": self.margin + 1, "circular": self.margin}.get(self.pad_mode, 1) if self.center else self.n_fft
-        if length >= max(minimum, 1):
+        minimum = self.minimum_length
+        if length >= minimum:
             return
-        mode = f"center=True, pad_mode={self.pad_mode!r}" if self.center else "center=False"
+        if self.margins is not None:
+            mode = f"margins={self.margins}, pad_mode={self.pad_mode!r}"
+        else:
+            mode = f"center=True, pad_mode={self.pad_mode!r}" if self.center else "center=False"
         after_pad = f" ({length} after pad={self.pad})" if self.pad else ""
-        remedy = "use pad_mode='constant', a smaller n_fft, or longer audio" if self.center else "use center=True or longer audio"
+        if self.margins is not None:
+            remedy = "use longer audio"
+        else:
+            remedy = (
+                "use pad_mode='constant', a smaller n_fft, or longer audio" if self.center else "use center=True or longer audio"
+            )
         channels = (
             f"; a last axis of {n_samples} looks like channels: the waveform's layout is (..., channels, time)"
             if n_samples <= 8
@@ -117,8 +196,15 @@ class StftSpec:
         )
         raise ValueError(
             f"waveform of {n_samples} samples{after_pad} is too short for n_fft={self.n_fft} with {mode}: "
-            f"it needs at least {max(minimum, 1)}; {remedy}{channels}"
+            f"it needs at least {minimum}; {remedy}{channels}"
         )
+
+    @property
+    def minimum_length(self) -> int:
+        """Samples, after ``pad``, that padding and the first frame need."""
+        widest = max(self.margin, self.right_margin)
+        padding = {"reflect": widest + 1, "circular": widest, "symmetric": widest}.get(self.pad_mode, 1) if widest > 0 else 1
+        return max(1, padding, self.n_fft - self.margin - self.right_margin)
 
     def source_index(self, first: int, count: int, n_samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples ``first`` … ``first + count`` of the padded signal come from.
@@ -135,6 +221,10 @@ class StftSpec:
         if self.pad_mode == "reflect":
             j = np.abs(j)
             j = np.where(j >= length, 2 * (length - 1) - j, j)
+            inside[:] = True
+        elif self.pad_mode == "symmetric":
+            j = np.where(j < 0, -1 - j, j)
+            j = np.where(j >= length, 2 * length - 1 - j, j)
             inside[:] = True
         elif self.pad_mode == "replicate":
             j = np.clip(j, 0, length - 1)
