@@ -147,6 +147,8 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         return recalled
     if window.dtype == torch.float64:
         raise UnavailableError("the module is in float64, the fused kernel computes in float32")
+    if dtype == torch.float64:
+        return mel_spectrogram(waveform, window, fb, spec, torch.float32).double()
     *batch, n_samples = waveform.shape
     frames, n_mels = spec.frames(n_samples), fb.shape[1]
     rows = _rows(waveform)

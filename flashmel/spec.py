@@ -101,7 +101,7 @@ class StftSpec:
     normalized: str = "none"  # "none", "window" (by sqrt of the window's energy) or "frame_length" (by sqrt of n_fft)
     center: bool = True
     pad_mode: str = "reflect"
-    # Samples padded on the left and on the right, instead of what `center` says; on the right, a negative number leaves off samples.
+    # Samples padded on the left and right, instead of what `center` says; on the right, a negative number leaves off samples.
     margins: tuple[int, int] | None = None
     scale: float = 1.0
     preemphasis: float = 0.0  # a of x[t] - a x[t - 1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -179,10 +181,22 @@ def test_to_torch_exports_standard_real_operators(config: str):
         assert_same(program.module()(noise(*shape)), module, noise(*shape))
 
 
+_SAVE_AND_LOAD = """
+import sys
+import torch
+path, device = sys.argv[1:]
+print(torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(
+    torch.export.export(torch.nn.ReLU(), (torch.ones(3, device=device),)), package_path=path))(torch.ones(3, device=device)))
+"""
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++, and there is no g++")
 @any_device
 def test_aot_inductor_keeps_the_operator(device: str, tmp_path: Path):
     """The package calls the operator through torch's dispatcher, hence Python: flashmel must be imported where it is loaded."""
+    own = [sys.executable, "-c", _SAVE_AND_LOAD, tmp_path / "relu.pt2", device]
+    if subprocess.run(own, capture_output=True).returncode != 0:  # a crash: seen with torch 2.11 on a GPU
+        pytest.skip(f"AOTInductor of torch {torch.__version__} cannot load a package with a ReLU alone on this machine's {device}")
     module = make(**CONFIGS["others"]).to(device)
     program = torch.export.export(module, (noise(2, 1600).to(device),), dynamic_shapes=dynamic(600))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "mel.pt2"))
