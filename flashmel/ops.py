@@ -71,6 +71,56 @@ def mel_spectrogram(
     return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, *_parameters(spec), dtype)
 
 
+def features(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """Features of a waveform: all that the spec and its epilogue say.
+
+    Args:
+        waveform, window, fb, spec, dtype: see :func:`mel_spectrogram`.
+        lengths: samples of each row, an integer tensor of the waveform's shape without its last axis; each row is what it would be
+            alone, cut off there, and its frames behind hold the epilogue's ``pad_value``.
+        affine: (2, n_mels), gain and bias per mel, after the epilogue's own.
+
+    Returns:
+        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major, contiguous; differentiable (twice too) in
+        waveform, window and fb.
+
+    Raises:
+        TypeError: the waveform is not a tensor.
+        ValueError: as :func:`mel_spectrogram`; for lengths of another shape, not integers, or out of range where they are on a CPU
+            (on a GPU they are clamped, for a look at them would wait for it); for an affine of another shape.
+    """
+    check(waveform, window, fb, spec)
+    if lengths is not None:
+        lengths = _checked_lengths(lengths, waveform)
+    if affine is not None and affine.shape != (2, fb.shape[1]):
+        raise ValueError(f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, got {tuple(affine.shape)}")
+    return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
+
+
+def _checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
+    """Lengths on the waveform's device."""
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"lengths must be an int64 or int32 tensor, got {getattr(lengths, 'dtype', type(lengths).__name__)}")
+    if lengths.shape != waveform.shape[:-1]:
+        raise ValueError(
+            f"lengths must have the waveform's shape without its last axis, "
+            f"{tuple(waveform.shape[:-1])}, got {tuple(lengths.shape)}"
+        )
+    if lengths.device.type == "cpu" and type(lengths) is Tensor and not torch.compiler.is_compiling() and lengths.numel():
+        low, high = (int(end) for end in lengths.aminmax())
+        if low < 0 or high > waveform.shape[-1]:
+            raise ValueError(f"lengths must lie between 0 and the waveform's {waveform.shape[-1]} samples, got {low} to {high}")
+    return lengths.to(waveform.device, non_blocking=True)
+
+
 def _run(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
     if waveform.is_cuda:
         try:

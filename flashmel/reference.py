@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .spec import StftSpec
+from .spec import Epilogue, StftSpec
 
 # Samples of windowed frames in one piece; a piece takes some 16 bytes per sample beside the output: 8 MiB on a CPU.
 # 8 x 30 s at n_fft 400 on 2 cores took 0.8 of torchaudio's time at 2**15, 0.4 at 2**17, 0.3 from 2**18 to 2**20. Larger
@@ -35,6 +35,35 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         ValueError: the waveform is empty or too short, see :meth:`StftSpec.check_length`.
     """
     return _transform(waveform, window, fb, spec, dtype)
+
+
+def features(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """Features of a waveform, all that :class:`StftSpec` and its :class:`Epilogue` say, all on one device.
+
+    Args:
+        waveform, window, fb, spec, dtype: see :func:`mel_spectrogram`.
+        lengths: samples of each row, an integer tensor of the waveform's shape without its last axis; what lies behind is not read,
+            and each row is what it would be alone, cut off there. Clamped to what the waveform has. All of it if None.
+        affine: (2, n_mels), gain and bias per mel, after the epilogue's own.
+
+    Returns:
+        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major; frames are what the waveform's last axis makes.
+        Those behind ``spec.valid_frames`` of a row hold the epilogue's ``pad_value``: all of them in a row too short for one.
+        Memory, batch independence and gradients are as for :func:`mel_spectrogram`; gradients are finite everywhere, and 0 where
+        a bin is.
+
+    Raises:
+        ValueError: the waveform is empty or too short, see :meth:`StftSpec.check_length`.
+    """
+    return _transform(waveform, window, fb, spec, dtype, lengths, affine)
 
 
 def spectrogram(waveform: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
@@ -133,24 +162,58 @@ def compute_dtype(window: Tensor) -> torch.dtype:
     return torch.float64 if window.dtype == torch.float64 else torch.float32
 
 
-def _transform(waveform: Tensor, window: Tensor, fb: Tensor | None, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
+def _transform(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor | None,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
     *batch, n_samples = waveform.shape
     n_frames = spec.frames(n_samples)
     compute = compute_dtype(window)
-    n_rows = math.prod(batch)
+    n_rows, pad_value = math.prod(batch), spec.epilogue.pad_value
     with torch.autocast(waveform.device.type, enabled=False):
+        rows = waveform.reshape(n_rows, n_samples)
+        lengths = None if lengths is None else lengths.reshape(n_rows).to(torch.int64).clamp(0, n_samples)
+        valid = spec.valid_frames(n_samples if lengths is None else lengths[:, None])
         window = _scaled_window(window.to(compute), spec)
         bank = None if fb is None else fb.to(compute)
-        rows = waveform.reshape(n_rows, n_samples)
-        if n_rows and (torch.compiler.is_compiling() or is_differentiated(waveform, window, bank)):
-            powers = _powers(padded_rows(samples(rows, compute), spec), window, spec)
-            out = (powers if bank is None else powers @ bank).mT.contiguous().to(dtype or compute)
+        affine = None if affine is None else affine.to(compute)
+        if n_rows and (torch.compiler.is_compiling() or is_differentiated(waveform, window, bank, affine)):
+            if lengths is None:
+                padded = padded_rows(_emphasised(samples(rows, compute, spec.scale), spec), spec)
+            else:
+                padded = _gathered(rows, compute, spec, 0, (n_frames - 1) * spec.hop_length + spec.n_fft, lengths[:, None])
+            powers = raised(_energy(padded, window, spec)[:, :n_frames], spec.power)
+            out = _epilogue(powers if bank is None else powers @ bank, spec.epilogue, affine)
+            if lengths is not None or spec.epilogue.masked_frames:
+                out = out.masked_fill(_is_behind(valid, n_frames, rows)[..., None], pad_value)
+            out = (out if spec.epilogue.time_major else out.mT).contiguous().to(dtype or compute)
         else:
-            n_out = spec.n_freqs if bank is None else bank.shape[1]
-            out = torch.empty((n_rows, n_out, n_frames), dtype=dtype or compute, device=waveform.device)
+            shape = (n_frames, spec.n_freqs if bank is None else bank.shape[1])
+            shape = shape if spec.epilogue.time_major else shape[::-1]
+            out = torch.empty((n_rows, *shape), dtype=dtype or compute, device=waveform.device)
+            by_time = out if spec.epilogue.time_major else out.mT
             with torch.no_grad():
-                _fill(out, rows, window, bank, spec)
+                if lengths is None:
+                    by_time[:, valid:] = pad_value
+                    _fill(by_time[:, :valid], rows, None, window, bank, spec, affine)
+                elif rows.device.type == "cpu":  # each row indeed alone: nothing is computed behind its length
+                    for row, (length, end) in enumerate(zip(lengths.tolist(), valid.flatten().tolist(), strict=True)):
+                        by_time[row, end:] = pad_value
+                        _fill(by_time[row : row + 1, :end], rows[row : row + 1, :length], None, window, bank, spec, affine)
+                else:
+                    _fill(by_time, rows, lengths, window, bank, spec, affine)
+                    by_time.masked_fill_(_is_behind(valid, n_frames, rows)[..., None], pad_value)
     return out.reshape(*batch, *out.shape[1:])
+
+
+def _is_behind(valid: Tensor | int, n_frames: int, like: Tensor) -> Tensor:
+    """Which frames lie behind a row's last: (rows or 1, n_frames)."""
+    return torch.arange(n_frames, device=like.device).expand(1, n_frames) >= valid
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
@@ -178,26 +241,107 @@ def _scaled_window(window: Tensor, spec: StftSpec) -> Tensor:
     return torch.nn.functional.pad(scaled, (left, spec.n_fft - window.shape[0] - left))
 
 
-def samples(waveform: Tensor, compute: torch.dtype) -> Tensor:
-    """The waveform in the dtype of the arithmetic, integers scaled."""
+def samples(waveform: Tensor, compute: torch.dtype, scale: float = 1.0) -> Tensor:
+    """The waveform in the dtype of the arithmetic, integers scaled to 1."""
     converted = waveform.to(compute)
-    return converted * (1.0 / 32768.0) if waveform.dtype == torch.int16 else converted
+    factor = scale / 32768.0 if waveform.dtype == torch.int16 else scale
+    return converted if factor == 1.0 else converted * factor
+
+
+def _emphasised(rows: Tensor, spec: StftSpec) -> Tensor:
+    """Rows after the pre-emphasis of waveforms."""
+    if spec.preemphasis == 0 or spec.preemphasis_scope != "waveform":
+        return rows
+    return rows - spec.preemphasis * torch.nn.functional.pad(rows[:, :-1], (1, 0))
 
 
 def padded_rows(rows: Tensor, spec: StftSpec) -> Tensor:
-    """Rows with ``pad`` and the centre padding around them."""
+    """Rows with ``pad`` and the margins around them."""
     if spec.pad:
         rows = torch.nn.functional.pad(rows, (spec.pad, spec.pad))
-    if spec.margin:
-        rows = torch.nn.functional.pad(rows, (spec.margin, spec.margin), mode=spec.pad_mode)
-    return rows
+    left, right = spec.margin, max(spec.right_margin, 0)
+    if left or right:
+        if spec.pad_mode == "symmetric":
+            rows = torch.cat((rows[:, :left].flip(1), rows, rows[:, rows.shape[1] - right :].flip(1)), 1)
+        else:
+            rows = torch.nn.functional.pad(rows, (left, right), mode=spec.pad_mode)
+    return rows[:, : rows.shape[1] + min(spec.right_margin, 0)]
 
 
-def _powers(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
-    """|X|**power, (rows, padded time) to (rows, frames, n_freqs)."""
-    bins = torch.fft.rfft(padded.unfold(-1, spec.n_fft, spec.hop_length) * window)
+def _gathered(
+    rows: Tensor, compute: torch.dtype, spec: StftSpec, begin: int, count: int, lengths: Tensor | int | None = None
+) -> Tensor:
+    """Samples ``begin`` … ``begin + count`` of the padded and pre-emphasised signal, (rows, count).
+
+    ``lengths`` are the rows' own, (rows, 1); all have the same if None.
+    """
+    n_samples = rows.shape[1]
+    index, valid = _source_index(spec, begin, count, n_samples if lengths is None else lengths, rows.device)
+    index, valid = index.clamp(0, n_samples - 1).expand(len(rows), count), valid.expand(len(rows), count)
+    taken = samples(rows.gather(1, index), compute, spec.scale)
+    if spec.preemphasis and spec.preemphasis_scope == "waveform":
+        before = samples(rows.gather(1, (index - 1).clamp(min=0)), compute, spec.scale)
+        taken = taken - spec.preemphasis * before.masked_fill(~valid | (index == 0), 0)
+    return taken.masked_fill(~valid, 0)
+
+
+def _source_index(spec: StftSpec, begin: int, count: int, n_samples: Tensor | int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """:meth:`StftSpec.source_index` for lengths in a tensor; where the mask is False, and in rows too short, any index."""
+    length = n_samples + 2 * spec.pad
+    j = torch.arange(begin - spec.margin, begin - spec.margin + count, device=device).expand(1, count)
+    inside = torch.ones_like(j, dtype=torch.bool)
+    if spec.pad_mode == "reflect":
+        j = length - 1 - (length - 1 - j.abs()).abs()
+    elif spec.pad_mode == "symmetric":
+        j = torch.where(j < 0, -1 - j, j)
+        j = torch.where(j >= length, 2 * length - 1 - j, j)
+    elif spec.pad_mode == "replicate":
+        j = torch.where(j >= length, length - 1, j.clamp(min=0))
+    elif spec.pad_mode == "circular":
+        j = torch.where(j < 0, j + length, torch.where(j >= length, j - length, j))
+    else:
+        inside = (j >= 0) & (j < length)
+    j = j - spec.pad
+    return j, inside & (j >= 0) & (j < n_samples)
+
+
+def _energy(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
+    """|X|**2 with its epsilon, (rows, padded time) to (rows, frames, n_freqs)."""
+    frames = padded.unfold(-1, spec.n_fft, spec.hop_length)
+    framewise = spec.preemphasis if spec.preemphasis_scope == "frame" else 0.0
+    if spec.remove_dc or framewise:
+        frames, window = frames[..., : spec.win_length], window[: spec.win_length]
+        if spec.remove_dc:
+            frames = frames - frames.mean(-1, keepdim=True)
+        if framewise:
+            frames = frames - framewise * torch.cat((frames[..., :1], frames[..., :-1]), -1)
+    bins = torch.fft.rfft(frames * window, spec.n_fft)
     energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)  # faster than abs(), and its gradient at 0 is 0
-    return raised(energy, spec.power)
+    if spec.epsilon:
+        energy = energy + spec.epsilon if spec.epsilon_mode == "add" else energy.clamp(min=spec.epsilon)
+    return energy
+
+
+def _epilogue(mel: Tensor, epilogue: Epilogue, affine: Tensor | None) -> Tensor:
+    """Features from mel values, (..., n_mels), before they are cast."""
+    if epilogue.log is not None:
+        if epilogue.floor:
+            mel = mel + epilogue.floor if epilogue.floor_mode == "add" else mel.clamp(min=epilogue.floor)
+        silent = mel == 0 if not epilogue.floor else None  # as in raised()
+        if silent is not None:
+            mel = mel.masked_fill(silent, 1.0)
+        mel = mel.log() if epilogue.log == "ln" else mel.log10()
+        if silent is not None:
+            mel = mel.masked_fill(silent, -math.inf)
+        if epilogue.log == "db":
+            mel = mel * 10.0
+        if epilogue.log_floor != -math.inf:
+            mel = mel.clamp(min=epilogue.log_floor)
+    if epilogue.gain != 1.0:
+        mel = mel * epilogue.gain
+    if epilogue.bias:
+        mel = mel + epilogue.bias
+    return mel if affine is None else mel * affine[0] + affine[1]
 
 
 def raised(energy: Tensor, power: float) -> Tensor:
@@ -209,28 +353,49 @@ def raised(energy: Tensor, power: float) -> Tensor:
     return energy.masked_fill(silent, 1.0).pow(power / 2).masked_fill(silent, 0.0)
 
 
-def _fill(out: Tensor, rows: Tensor, window: Tensor, bank: Tensor | None, spec: StftSpec) -> None:
-    """Write the result into ``out`` piece by piece: several short rows, or a part of one."""
-    (n_rows, n_samples), n_frames = rows.shape, out.shape[-1]
+def _fill(
+    out: Tensor,
+    rows: Tensor,
+    lengths: Tensor | None,
+    window: Tensor,
+    bank: Tensor | None,
+    spec: StftSpec,
+    affine: Tensor | None,
+) -> None:
+    """Write features into ``out``, (rows, frames, features), piece by piece: several short rows, or a part of one."""
+    (n_rows, n_samples), n_frames = rows.shape, out.shape[1]
+    if n_frames == 0:
+        return
     on_cpu = rows.device.type == "cpu"
     chunk, group = _piece(n_frames, rows, spec)
 
     def result(padded: Tensor) -> Tensor:
-        powers = _powers(padded, window, spec)
-        if bank is None:
-            return powers.mT
-        # On a CPU a product for each row: how one rounds depends on its shape, and a row must not depend on its batch.
-        return (torch.stack([row @ bank for row in powers]) if on_cpu else powers @ bank).mT
+        energy = _energy(padded, window, spec)[:, :chunk]
+        # On a CPU row by row: how products, roots and logarithms round depends on shapes, and a row must not depend on its batch.
+        return torch.stack([values(row) for row in energy]) if on_cpu else values(energy)
 
-    if chunk == n_frames and n_samples <= n_frames * spec.n_fft:  # a row is one piece: padding all of it takes fewer calls
-        for row in range(0, n_rows, group):
-            out[row : row + group] = result(padded_rows(samples(rows[row : row + group], window.dtype), spec))
+    def values(energy: Tensor) -> Tensor:
+        powers = raised(energy, spec.power)
+        return _epilogue(powers if bank is None else powers @ bank, spec.epilogue, affine)
+
+    if lengths is None and chunk == n_frames and n_samples <= n_frames * spec.n_fft:
+        for row in range(0, n_rows, group):  # a row is one piece: padding all of it takes fewer calls
+            emphasised = _emphasised(samples(rows[row : row + group], window.dtype, spec.scale), spec)
+            out[row : row + group] = result(padded_rows(emphasised, spec))
         return
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
-        cut = _Cut(spec, first, last, rows)
+        begin, count = first * spec.hop_length, (last - 1 - first) * spec.hop_length + spec.n_fft
+        by_index = lengths is not None or (spec.preemphasis and spec.preemphasis_scope == "waveform")
+        cut = None if by_index else _Cut(spec, first, last, rows)
         for row in range(0, n_rows, group):
-            out[row : row + group, :, first:last] = result(cut(rows[row : row + group], window.dtype))
+            some = slice(row, row + group)
+            if cut is None:
+                own = None if lengths is None else lengths[some, None]
+                padded = _gathered(rows[some], window.dtype, spec, begin, count, own)
+            else:
+                padded = cut(rows[some], window.dtype)
+            out[some, first:last] = result(padded)
 
 
 def _piece(n_frames: int, rows: Tensor, spec: StftSpec) -> tuple[int, int]:
@@ -252,7 +417,7 @@ class _Cut:
         shift = -spec.margin - spec.pad
         low = min(max(begin, spec.margin + max(spec.pad, 0)), end)
         high = max(min(end, n_samples - shift + min(spec.pad, 0)), low)
-        self._middle = slice(low + shift, high + shift)
+        self._middle, self._scale = slice(low + shift, high + shift), spec.scale
         self._ends = [self._gather(spec, *span, like) for span in ((begin, low), (high, end))]
 
     @staticmethod
@@ -267,4 +432,4 @@ class _Cut:
         middle = rows[:, self._middle]
         if left.numel() or right.numel():
             middle = torch.cat((left, middle, right), 1)
-        return samples(middle, compute)
+        return samples(middle, compute, self._scale)
