@@ -227,10 +227,22 @@ def _rows(waveform: Tensor) -> Tensor:
     return rows.contiguous() if rows.stride(1) != 1 and n_samples > 1 else rows
 
 
-def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, out: Tensor, tables: _Tables) -> LaunchParams:
-    """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and ``out`` (..., n_mels, frames)."""
+def launch_params(
+    spec: StftSpec,
+    plan: LaunchPlan,
+    grid: Launch,
+    rows: Tensor,
+    out: Tensor,
+    tables: _Tables,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> LaunchParams:
+    """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and ``out`` (..., n_mels, frames).
+
+    ``lengths`` (rows,) and ``affine`` (2, n_mels), if there are any, are contiguous, int64 and float32.
+    """
     n_rows, n_samples = rows.shape
-    n_mels, frames = out.shape[-2:]
+    n_mels, frames = (out.mT if spec.epilogue.time_major else out).shape[-2:]
     return LaunchParams(
         rows.data_ptr(),
         out.data_ptr(),
@@ -250,6 +262,7 @@ def launch_params(spec: StftSpec, plan: LaunchPlan, grid: Launch, rows: Tensor, 
         n_mels,
         tables.n_filters,
         len(tables.filters),
+        *(None if t is None else t.data_ptr() for t in (lengths, affine)),
     )
 
 

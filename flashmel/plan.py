@@ -76,6 +76,7 @@ class LaunchPlan:
     row_stride: int
     frame_stride: int  # and of its spectrum in complex numbers; row_stride: from a row of it to the next
     samples_entries: int  # where a team's spectra begin
+    sums_begin: int  # where, in entries, the sums of its frames' samples are, if the prologue needs them
     team_entries: int
     shared_bytes: int  # of all that, for a block
     spare_bytes: int  # what is left for the mel filters
@@ -195,6 +196,11 @@ def _supported(spec: StftSpec) -> list[Factors]:
         raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
     if max(spec.hop_length, abs(spec.pad)) >= 2**31:
         raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
+    if spec.preemphasis and spec.preemphasis_scope == "waveform" and (spec.remove_dc or spec.padded_mode != "constant"):
+        raise UnsupportedError(
+            "the fused kernel pre-emphasises a waveform that is padded with zeros and whose frames keep their mean, "
+            f"not with pad_mode={spec.padded_mode!r}, remove_dc={spec.remove_dc}"
+        )
     found = _by_preference(n_fft)
     if not found:
         raise UnsupportedError(f"n_fft = {n_fft}: {n_fft if n_fft % 2 else n_fft // 2} is not a product of three numbers up to 64")
@@ -474,8 +480,10 @@ def layouts(
 
     plans = []
     threads = -(-factors.threads_per_frame * frames // 32) * 32
+    sums = _entries(4 * threads) if spec.remove_dc else 0
     for prefetch in (True, False) if behind is None else (True,):
-        samples_entries, team_entries = (samples, samples + spectra + (behind or 0)) if prefetch else (0, max(samples, spectra))
+        samples_entries, sums_begin = (samples, samples + spectra) if prefetch else (0, max(samples, spectra))
+        team_entries = sums_begin + sums + (behind or 0)
         teams = min(
             _MAX_TEAMS,
             MAX_THREADS // threads if threads <= _MAX_TEAM_THREADS else 0,
@@ -500,6 +508,7 @@ def layouts(
             row_stride=row_stride,
             frame_stride=exchange(row_stride),
             samples_entries=samples_entries,
+            sums_begin=sums_begin,
             team_entries=team_entries,
             shared_bytes=16 * teams * team_entries,
             spare_bytes=arch.shared_per_block - 16 * teams * team_entries,

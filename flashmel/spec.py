@@ -149,6 +149,11 @@ class StftSpec:
         """Samples padded on the right, after ``pad``."""
         return self.margin if self.margins is None else self.margins[1]
 
+    @property
+    def padded_mode(self) -> str:
+        """``pad_mode``, or "constant" where there is no margin to pad."""
+        return self.pad_mode if max(self.margin, self.right_margin) > 0 else "constant"
+
     def frames(self, n_samples: int) -> int:
         """Number of frames of a waveform of ``n_samples`` samples.
 

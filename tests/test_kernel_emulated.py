@@ -17,7 +17,7 @@ import torch
 from flashmel import fused, reference
 from flashmel.jit.source import Specialisation, kernel_sources, sources
 from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
-from flashmel.spec import StftSpec
+from flashmel.spec import Epilogue, StftSpec
 from flashmel.tables import bin_table, entries_per_bin, factor_table, kernel_tables
 from flashmel.testing import assert_close
 
@@ -77,24 +77,27 @@ def test_transforms_of_every_size(tmp_path):
         assert np.abs(y - expected).max() < 3e-7 * np.abs(expected).max(), n
 
 
-def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=True):
+def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=True, window=None, lengths=None, affine=None):
     """The emulated kernel's result, and the float64 plain path's."""
     arch = architecture(*divmod(compute, 10))
     plan = make_plan(spec, arch, waveform.element_size())
     plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
-    window = torch.hann_window(spec.win_length)
-    scale = 1 / 32768 if waveform.dtype == torch.int16 else 1.0
+    window = torch.hann_window(spec.win_length) if window is None else window
+    scale = spec.scale / 32768 if waveform.dtype == torch.int16 else spec.scale
     host = kernel_tables(plan, spec.n_fft, spec.normalized, window.numpy(), fb.numpy(), scale)
     tables = fused._Tables(plan, (0, 0), (), torch.from_numpy(host.factors), torch.from_numpy(host.filters), host.n_filters)
     assert all(t.data_ptr() % 16 == 0 for t in (tables.factors, tables.filters))
     rows, n_samples = waveform.shape
-    mel = torch.full((rows, fb.shape[1], spec.frames(n_samples)), torch.nan, dtype=dtype)
+    shape = (fb.shape[1], spec.frames(n_samples))
+    mel = torch.full((rows, *(shape[::-1] if spec.epilogue.time_major else shape)), torch.nan, dtype=dtype)
     grid = launch(spec, plan, n_samples, rows, multiprocessors=2)
-    params = fused.launch_params(spec, plan, grid, waveform, mel, tables)
+    params = fused.launch_params(spec, plan, grid, waveform, mel, tables, lengths, affine)
     in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
-    build(Specialisation(spec, plan, arch, *types, in_shared), folder).run(ctypes.byref(params), grid.blocks, grid.threads)
-    return mel, reference.mel_spectrogram(waveform, window.double(), fb.double(), spec, None)
+    kernel = Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None)
+    build(kernel, folder).run(ctypes.byref(params), grid.blocks, grid.threads)
+    exact = None if affine is None else affine.double()
+    return mel, reference.features(waveform, window.double(), fb.double(), spec, None, lengths, exact)
 
 
 def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True):
@@ -120,6 +123,53 @@ def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True):
     x = waveform.double().requires_grad_()
     y = reference.mel_spectrogram(x, window.double(), fb.double(), spec, None)
     return gradient, torch.autograd.grad(y, x, g.double())[0]
+
+
+KALDI = {"margins": (0, 112), "pad_mode": "constant", "scale": 32768.0, "preemphasis": 0.97, "preemphasis_scope": "frame"}
+FRONT_ENDS = {
+    "whisper": StftSpec(400, 400, 160, margins=(200, 40), epilogue=Epilogue("log10", 1e-10, gain=0.25, bias=1.0)),
+    "nemo": StftSpec(
+        512, 400, 160, margins=(256, 256), pad_mode="constant", preemphasis=0.97, epilogue=Epilogue("ln", 2**-24, "add", masked_frames=1)
+    ),
+    "kaldi": StftSpec(512, 400, 160, **KALDI, remove_dc=True, epilogue=Epilogue("ln", 2**-23, time_major=True)),
+    "kaldi-mirrored": StftSpec(
+        512, 400, 160, **(KALDI | {"margins": (120, 312), "pad_mode": "symmetric"}), remove_dc=True, epilogue=Epilogue("ln", 2**-23)
+    ),
+    "odd": StftSpec(441, 401, 110, **(KALDI | {"margins": (0, 0)}), remove_dc=True, power=1.0),
+    "gemma": StftSpec(512, 320, 160, margins=(160, 0), pad_mode="constant", power=1.0, epilogue=Epilogue("ln", 1e-3, "add", time_major=True)),
+    "hifigan": StftSpec(1024, 1024, 256, margins=(384, 384), power=1.0, epsilon=1e-9, epilogue=Epilogue("ln", 1e-5)),
+    "decibels": StftSpec(
+        256, 256, 64, epsilon=1e-3, epsilon_mode="max", power=1.0, epilogue=Epilogue("db", 1e-10, log_floor=-20.0, pad_value=-7.0)
+    ),
+    "linear": StftSpec(400, 400, 160, epilogue=Epilogue(gain=2.0, bias=-1.0, time_major=True)),
+    "large-hop": StftSpec(256, 256, 300, margins=(100, -50), preemphasis=0.5, preemphasis_scope="frame", remove_dc=True),
+}
+
+
+def front_end_window(spec):
+    """Kaldi's frames lie at the start of n_fft samples."""
+    if spec.margin == 0 or spec.remove_dc:
+        return torch.nn.functional.pad(torch.hamming_window(spec.win_length, False), (0, spec.n_fft - spec.win_length))
+    return torch.hann_window(spec.win_length)
+
+
+def ragged_batch(spec, rows=4, n_samples=6003):
+    """Noise that fades to silence, of a row each: whole, short by a little, ending early, too short for a frame."""
+    waveform = 0.1 * torch.randn(rows, n_samples + 3, generator=torch.Generator().manual_seed(0))[:, :n_samples]
+    waveform[0, 3000:] = 0
+    return waveform, torch.tensor([n_samples, n_samples - 77, 2222, 3])[:rows]
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_front_ends_against_the_plain_path(name, ragged, tmp_path):
+    spec = FRONT_ENDS[name]
+    waveform, lengths = ragged_batch(spec)
+    fb = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1))
+    affine = torch.tensor([[0.5, 2.0, 1.0, 1.0, -1.0, 3.0, 1.0], [0.0, 1.0, 2.0, -3.0, 0.0, 0.0, 0.5]])
+    lengths, affine = (lengths, None) if ragged else (None, affine)
+    mel, expected = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, affine=affine)
+    torch.testing.assert_close(mel, expected.float(), rtol=1e-4, atol=1e-4 * max(1.0, expected.abs().max() / 30))
 
 
 BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("one-frame-tiles", "no-prefetch")}  # no room in 64 KiB

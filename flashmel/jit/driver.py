@@ -30,6 +30,7 @@ class LaunchParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
         *((name, ctypes.c_uint32) for name in ("tiles", "all_tiles", "magic", "shift", "step", "first_inner", "inner")),
         *((name, ctypes.c_int32) for name in ("aligned", "n_mels", "n_filters", "filter_entries")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "affine")),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 from functools import cache
@@ -26,6 +27,8 @@ class Specialisation:
     input_type: str
     output_type: str
     filters_in_shared: bool
+    ragged: bool = False  # rows have lengths of their own
+    affine: bool = False  # filters have factors and summands of their own
 
     def __str__(self) -> str:
         spec = self.spec
@@ -68,12 +71,16 @@ def _included(unit: str) -> set[str]:
 
 def config_header(s: Specialisation) -> str:
     """``config.h``: the fields of the spec and the plan under their own names."""
-    spec, plan = s.spec, s.plan
+    spec, plan, end = s.spec, s.plan, s.spec.epilogue
+    around = 2 * spec.pad + spec.margin + spec.right_margin
     values = {
         "n_fft": spec.n_fft,
         "hop_length": spec.hop_length,
         "margin": spec.margin,
+        "right_margin": max(0, spec.right_margin),
         "pad": spec.pad,
+        "around": around,
+        "minimum_padded": spec.minimum_length - 2 * spec.pad + around,
         **{field.name: int(getattr(plan, field.name)) for field in fields(plan)},
         "points": plan.points,
         "threads_per_frame": plan.threads_per_frame,
@@ -81,10 +88,32 @@ def config_header(s: Specialisation) -> str:
         **factor_offsets(plan),
         "factor_entries": factor_entries(plan),
         "filters_in_shared": int(s.filters_in_shared),
+        "ragged": int(s.ragged),
+        "affine": int(s.affine),
+        "win_length": spec.win_length if spec.remove_dc else spec.n_fft,
+        "remove_dc": int(spec.remove_dc),
+        "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
+        "epsilon_is_added": int(spec.epsilon_mode == "add"),
+        "floor_is_added": int(end.floor_mode == "add"),
+        "has_log_floor": int(end.log_floor > -math.inf),
+        "time_major": int(end.time_major),
+        "masked_frames": end.masked_frames,
+        "has_padding": int(s.ragged or end.masked_frames > 0),
+    }
+    numbers = {
+        "power": spec.power,
+        "preemphasis": spec.preemphasis,
+        "epsilon": spec.epsilon,
+        "floor": end.floor,
+        "log_floor": max(end.log_floor, -3e38),
+        "gain": end.gain,
+        "bias": end.bias,
+        "pad_value": end.pad_value,
     }
     lines = ["#pragma once", "struct Config {"]
     lines += [f"  using Input = {_TYPES[s.input_type]};", f"  using Output = {_TYPES[s.output_type]};"]
     lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
-    lines += [f"  static constexpr float power = {float(spec.power).hex()}f;"]
+    lines += [f"  static constexpr float {name} = {float(value).hex()}f;" for name, value in numbers.items()]
     lines += [f"  static constexpr PadMode pad_mode = PadMode::{spec.pad_mode};"]
+    lines += [f"  static constexpr Log log = Log::{end.log or 'none'};"]
     return "\n".join([*lines, "};", ""])

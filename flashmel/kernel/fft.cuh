@@ -36,6 +36,72 @@ __device__ inline int staged(int c, int j) {
   return Stage<Config>::place(c + step * j);
 }
 
+// What the prologue needs to know of a frame.
+struct Frame {
+  float mean;  // of its samples that it subtracts
+  int end;     // its samples from here on are behind the end of the signal
+};
+
+// The sum of the frames' first win_length values, part by part to (threads_per_frame, frames_per_tile) at `sums`: value(p)
+// is that of sample p of the thread's frame. frame_sum() after a barrier.
+template <class Config, class Value>
+__device__ inline void sum_frames(float* sums, Value value) {
+  const Place<Config> place;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int p = place.of_frame; p < Config::win_length; p += Config::threads_per_frame) sum += value(p);
+  sums[place.of_frame * Config::frames_per_tile + place.frame] = sum;
+}
+template <class Config>
+__device__ inline float frame_sum(const float* sums, int frame) {
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < Config::threads_per_frame; ++i) sum += sums[i * Config::frames_per_tile + frame];
+  return sum;
+}
+
+// The thread's frame; `sums` of its samples.
+template <class Config>
+__device__ inline Frame prologue_of(const Params& params, const Tile& tile, const float* sums) {
+  Frame frame = {0.0f, 0};
+  const Place<Config> place;
+  if constexpr (Config::remove_dc) frame.mean = frame_sum<Config>(sums, place.frame) * (1.0f / Config::win_length);
+  if constexpr (Config::preemphasis != 0.0f && !Config::preemphasis_in_frame) {
+    const long long begin = (tile.first_frame(params) + place.frame) * Config::hop_length - Config::margin - Config::pad;
+    const long long end = row_samples<Config>(params, tile.row(params)) - begin;
+    frame.end = int(max(0ll, min(end, (long long)Config::n_fft)));
+  }
+  return frame;
+}
+
+// Sample p = c + step * j of a frame (see `staged`) after the prologue, from itself and the sample before it. What comes before
+// the frame's first sample is that sample itself: the rule of pre-emphasis in a frame; and that over the waveform
+// is only for windows that begin with 0.
+template <class Config>
+__device__ inline float emphasised(float x, float before, int p, const Frame& frame) {
+  const float y = x - Config::preemphasis * before;
+  if constexpr (Config::preemphasis_in_frame) return y;
+  return p < frame.end ? y : 0.0f;
+}
+template <class Config, int step>
+__device__ inline float sample_before(const typename Config::Input* samples, int c, int j) {
+  const int at_start = j == 0 ? 0 : Stage<Config>::place(step * j - 1);
+  return to_float(samples[c > 0 ? staged<Config, step>(c - 1, j) : at_start]);
+}
+template <class Config>
+__device__ inline float2 after_prologue(float2 x, const typename Config::Input* samples, int c, int j, const Frame& frame) {
+  constexpr int count = Config::points / Config::r1, step = Config::paired ? 2 * count : count;
+  if constexpr (Config::remove_dc) x = make_float2(x.x - frame.mean, Config::paired ? x.y - frame.mean : 0.0f);
+  if constexpr (Config::preemphasis != 0.0f) {
+    const int first = Config::paired ? 2 * c : c;
+    float before = sample_before<Config, step>(samples, first, j);
+    if constexpr (Config::remove_dc) before -= frame.mean;
+    if constexpr (Config::paired) x.y = emphasised<Config>(x.y, x.x, first + step * j + 1, frame);
+    x.x = emphasised<Config>(x.x, before, first + step * j, frame);
+  }
+  return x;
+}
+
 // Point c + count * j of the frame's transform: a pair of samples, or one sample and 0.
 template <class Config>
 __device__ inline float2 point(const typename Config::Input* samples, int c, int j) {
@@ -57,9 +123,10 @@ __device__ inline float2 point(const typename Config::Input* samples, int c, int
   }
 }
 
-// The points of column c, times the window; `samples` are its frame's.
+// The points of column c after the prologue, times the window; `samples` are its frame's.
 template <class Config>
-__device__ inline void load_column(Complex* a, const typename Config::Input* samples, const float4* factors, int c) {
+__device__ inline void load_column(Complex* a, const typename Config::Input* samples, const float4* factors, int c,
+                                   const Frame& frame) {
   constexpr int radix = Config::r1, count = Config::points / radix;
   const float4* const window = factors + opaque(Config::window_table + c);
 #pragma unroll
@@ -67,7 +134,7 @@ __device__ inline void load_column(Complex* a, const typename Config::Input* sam
     const float4 entry = window[j / 2 * count];
 #pragma unroll
     for (int h = 0; h < 2 && j + h < radix; ++h) {
-      const float2 x = point<Config>(samples, c, j + h), w = half_of(entry, h);
+      const float2 x = after_prologue<Config>(point<Config>(samples, c, j + h), samples, c, j + h, frame), w = half_of(entry, h);
       a[j + h].x = x.x * w.x;
       a[j + h].y = x.y * w.y;
       settle(a[j + h].x);

@@ -18,6 +18,8 @@ struct Params {
   int aligned;                  // whether each of them starts at a multiple of a chunk's size in memory
   int n_mels, n_filters;        // n_filters: n_mels, up to a multiple of 4
   int filter_entries;           // of 16 bytes, with the weights
+  const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
+  const float* affine;       // (2, n_mels): factors and summands of the features, where they are `affine`
 };
 
 // One of params.rows * params.tiles, row after row. One number, for it stays in a register throughout.
@@ -51,6 +53,9 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
   const float4* const factors = table_copy<Config::factors_in_shared>(params.factors, Config::factor_entries, tables);
   const float4* const filters = table_copy<Config::filters_in_shared>(
       params.filters, params.filter_entries, tables + (Config::factors_in_shared ? Config::factor_entries : 0));
+  const auto sums = [&] {
+    return reinterpret_cast<float*>(shared_memory + team<Config>() * Config::team_entries + Config::sums_begin);
+  };
 
   Tile tile = Tile::first(team<Config>());
   const auto load_all = [&] {
@@ -66,8 +71,13 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
       wait_for_copies();
       team_barrier<Config>();
     }
+    if constexpr (Config::remove_dc) {
+      const Input* const frame = samples() + Place<Config>().frame * Config::sample_stride;
+      sum_frames<Config>(sums(), [&](int p) { return to_float(frame[Stage<Config>::place(p)]); });
+      team_barrier<Config>();
+    }
     fft<Config>(
-        samples(), spectra(), factors,
+        samples(), spectra(), factors, prologue_of<Config>(params, tile, sums()),
         [&] {
           if constexpr (Config::prefetch) load<Config, false>(params, tile.next(params), samples());
         },

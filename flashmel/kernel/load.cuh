@@ -24,6 +24,9 @@ __device__ inline long long source_index(long long j, long long n_samples) {
   if constexpr (Config::pad_mode == PadMode::reflect) {
     j = j < 0 ? -j : j;
     j = j >= length ? 2 * (length - 1) - j : j;
+  } else if constexpr (Config::pad_mode == PadMode::symmetric) {
+    j = j < 0 ? -1 - j : j;
+    j = j >= length ? 2 * length - 1 - j : j;
   } else if constexpr (Config::pad_mode == PadMode::replicate) {
     j = j < 0 ? 0 : j >= length ? length - 1 : j;
   } else if constexpr (Config::pad_mode == PadMode::circular) {
@@ -33,6 +36,21 @@ __device__ inline long long source_index(long long j, long long n_samples) {
   }
   j -= Config::pad;
   return j >= 0 && j < n_samples ? j : -1;
+}
+
+// Samples of a row. Behind its length it is as if the waveform had ended.
+template <class Config>
+__device__ inline long long row_samples(const Params& params, unsigned row) {
+  if constexpr (!Config::ragged) return params.n_samples;
+  return max(0ll, min(params.lengths[row], params.n_samples));
+}
+// Frames of a row that do not hold the pad value. Twin of StftSpec.valid_frames in spec.py.
+template <class Config>
+__device__ inline long long row_frames(const Params& params, unsigned row) {
+  if constexpr (!Config::ragged) return params.frames - Config::masked_frames;
+  const long long padded = row_samples<Config>(params, row) + Config::around;  // of the signal with all padding
+  if (padded < Config::minimum_padded) return 0;
+  return max(0ll, 1 + (padded - Config::n_fft) / Config::hop_length - Config::masked_frames);
 }
 
 // A copy of a whole tile, chunk after chunk, with constant strides. Asynchronous.
@@ -56,9 +74,9 @@ struct InnerCopy {
   }
 };
 
-// A copy of any tile, which starts i0 samples into x: chunks where they lie inside the waveform, else sample by sample.
+// A copy of any tile, which starts i0 samples into x, a row of n_samples: chunks where they lie inside the waveform, else sample by sample.
 template <class Config, int chunk>
-__device__ inline void copy_any(const Params& params, const typename Config::Input* x, long long i0,
+__device__ inline void copy_any(const typename Config::Input* x, long long i0, long long n_samples,
                                 typename Config::Input* samples, int thread) {
   using Input = typename Config::Input;
   using S = Stage<Config>;
@@ -68,14 +86,14 @@ __device__ inline void copy_any(const Params& params, const typename Config::Inp
     const long long i = i0 + S::source(p);
     Input* const to = samples + S::place(p);
     if constexpr (bytes >= 4) {
-      if (i >= crop && i + chunk <= params.n_samples - crop) {
+      if (i >= crop && i + chunk <= n_samples - crop) {
         copy_async<bytes>(to, x + i);
         continue;
       }
     }
 #pragma unroll 1
     for (int h = 0; h < chunk; ++h) {
-      const long long from = source_index<Config>(i + h + Config::pad, params.n_samples);
+      const long long from = source_index<Config>(i + h + Config::pad, n_samples);
       if (from < 0) {
         to[h] = Input{};
       } else if constexpr (sizeof(Input) == 4) {
@@ -93,16 +111,19 @@ template <class Config, bool edge>
 __device__ inline void load(const Params& params, const Tile& tile, typename Config::Input* samples) {
   using Input = typename Config::Input;
   if constexpr (!edge && !InnerCopy<Config>::possible) return;
-  const bool inner = InnerCopy<Config>::possible && tile.is_inner(params) && params.aligned;
+  const long long i0 = tile.first_frame(params) * Config::hop_length - Config::margin - Config::pad;
+  bool inner = InnerCopy<Config>::possible && tile.is_inner(params) && params.aligned;
+  if constexpr (Config::ragged) {
+    inner = inner && tile.exists(params) && i0 + Stage<Config>::span <= row_samples<Config>(params, tile.row(params));
+  }
   if (inner == edge || !tile.exists(params)) return;
   const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
-  const long long i0 = tile.first_frame(params) * Config::hop_length - Config::margin - Config::pad;
   const int thread = Place<Config>().thread;
   if constexpr (!edge) {
     InnerCopy<Config>::run(x + i0, samples, thread);
   } else if (params.aligned) {
-    copy_any<Config, Config::chunk>(params, x, i0, samples, thread);
+    copy_any<Config, Config::chunk>(x, i0, row_samples<Config>(params, tile.row(params)), samples, thread);
   } else {
-    copy_any<Config, 1>(params, x, i0, samples, thread);
+    copy_any<Config, 1>(x, i0, row_samples<Config>(params, tile.row(params)), samples, thread);
   }
 }

@@ -22,8 +22,8 @@ struct Share {
 };
 
 template <class Config, class LoadInner, class LoadEdge>
-__device__ inline void columns(const typename Config::Input* samples, float2* spectra, const float4* factors, LoadInner load_inner,
-                               LoadEdge load_edge) {
+__device__ inline void columns(const typename Config::Input* samples, float2* spectra, const float4* factors, const Frame& frame,
+                               LoadInner load_inner, LoadEdge load_edge) {
   constexpr int radix = Config::r1, count = Config::points / radix;
   using Column = Share<Config, count>;
   Complex a[Column::items][radix];
@@ -32,7 +32,7 @@ __device__ inline void columns(const typename Config::Input* samples, float2* sp
     samples += place.frame * Config::sample_stride;
 #pragma unroll
     for (int item = 0; item < Column::items; ++item) {
-      load_column<Config>(a[item], samples, factors, Column(place.of_frame, item).index);
+      load_column<Config>(a[item], samples, factors, Column(place.of_frame, item).index, frame);
     }
   }
   team_barrier<Config>();  // all samples are in registers
@@ -53,6 +53,7 @@ __device__ inline void columns(const typename Config::Input* samples, float2* sp
 
 template <class Config>
 __device__ inline float raise(float squared) {
+  if constexpr (Config::epsilon > 0.0f) squared = Config::epsilon_is_added ? squared + Config::epsilon : at_least(squared, Config::epsilon);
   if constexpr (Config::power == 2.0f) return squared;
   if constexpr (Config::power == 1.0f) return sqrtf(squared);
   return powf(squared, 0.5f * Config::power);
@@ -150,9 +151,9 @@ __device__ inline void rows(float2* spectra, const float4* factors) {
 // From the samples of a tile to its powers, both where Params of forward.cu says. Calls load_inner()
 // and load_edge() once the samples may be overwritten.
 template <class Config, class LoadInner, class LoadEdge>
-__device__ inline void fft(const typename Config::Input* samples, float2* spectra, const float4* factors, LoadInner load_inner,
-                           LoadEdge load_edge) {
-  columns<Config>(samples, spectra, factors, load_inner, load_edge);
+__device__ inline void fft(const typename Config::Input* samples, float2* spectra, const float4* factors, const Frame& frame,
+                           LoadInner load_inner, LoadEdge load_edge) {
+  columns<Config>(samples, spectra, factors, frame, load_inner, load_edge);
   team_barrier<Config>();
   if constexpr (Config::r2 > 1) {
     middle<Config>(spectra, factors);

@@ -3,7 +3,7 @@
 #include "device.cuh"
 #include "epilogue.cuh"
 
-enum class PadMode { reflect, constant, replicate, circular };
+enum class PadMode { reflect, constant, replicate, circular, symmetric };
 
 #include "config.h"
 
