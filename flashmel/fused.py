@@ -275,9 +275,13 @@ def backward_params(
     gradient: Tensor,
     edges: Tensor,
     tables: _Tables,
+    features: Tensor | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
 ) -> BackwardParams:
     """The backward kernels' arguments for ``rows`` (rows, time), their samples side by side, and the other tensors of the call:
-    ``mel_rows`` (rows, n_mels, frames) with any strides, ``gradient`` (rows, time), ``edges`` (rows, ``grid.edge_length``).
+    ``mel_rows`` (rows, n_mels, frames) with any strides, ``gradient`` (rows, time), ``edges`` (rows, ``grid.edge_length``);
+    ``features``, what the forward pass made in float32, contiguous; ``lengths`` and ``affine`` as in :func:`launch_params`.
     """
     n_rows, n_samples = rows.shape
     return BackwardParams(
@@ -305,6 +309,7 @@ def backward_params(
         len(tables.filters),
         grid.fold,
         n_rows,
+        *(None if t is None else t.data_ptr() for t in (features, lengths, affine)),
     )
 
 

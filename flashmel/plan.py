@@ -310,14 +310,16 @@ class BackwardLaunch:
     fold: bool  # whether the teams fold them; else another kernel has to, after this one
 
 
-def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: int, multiprocessors: int) -> BackwardLaunch:
-    """The launch for the gradient of ``rows`` waveforms of ``n_samples`` samples each.
+def launch_backward(
+    spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: int, multiprocessors: int, ragged: bool = False
+) -> BackwardLaunch:
+    """The launch for the gradient of ``rows`` waveforms of ``n_samples`` samples each, or ``ragged``: of up to so many.
 
     Raises:
         UnsupportedError: more segments than the kernel counts.
     """
     frames, hop = plan.frames_per_tile, spec.hop_length
-    padded = n_samples + 2 * (spec.pad + spec.margin)
+    padded = n_samples + 2 * spec.pad + spec.margin + spec.right_margin
     slots = -(-padded // hop)
     # A segment begins with the frames that reach into it: few long ones do less twice, many use all teams to the end.
     overlap, workers = plan.overlap, multiprocessors * plan.teams
@@ -334,12 +336,14 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
         raise UnsupportedError(f"{rows} waveforms of {n_samples} samples are more than one launch can hold")
     first, last = _unpadded(spec, plan, n_samples, hop)
     blocks, teams = _crew(plan, segments * rows, multiprocessors)
-    folds, side = spec.margin > 0 and spec.pad_mode != "constant", 2 * spec.margin + 1
+    folds, right = spec.padded_mode != "constant", max(0, spec.right_margin)
+    sides = 2 * spec.margin + 1, 2 * right + 1
     # The ends of a row are folded by the teams that computed them if each lies within a segment; but long ones better by many
     # blocks (n_fft 16384: 253 µs, 282 by the teams).
     shortest = min(emitted, slots - overlap - (segments - 1) * emitted) - 1  # in whole hops
-    alone = padded >= 2 * side and (segments == 1 or shortest * hop >= side)
-    fold = folds and spec.pad_mode == "reflect" and alone and spec.margin <= 4 * plan.threads
+    alone = padded >= sum(sides) and (segments == 1 or shortest * hop >= max(sides))
+    few = spec.margin == spec.right_margin <= 4 * plan.threads
+    fold = folds and spec.pad_mode == "reflect" and alone and few and not ragged
     return BackwardLaunch(
         blocks,
         teams * plan.threads,
@@ -351,7 +355,7 @@ def launch_backward(spec: StftSpec, plan: BackwardPlan, n_samples: int, rows: in
         emitted,
         first,
         max(0, last - first + 1),
-        min(padded, 2 * side) if folds else 0,
+        min(padded, sum(sides)) if folds else 0,
         fold,
     )
 

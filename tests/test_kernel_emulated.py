@@ -100,29 +100,33 @@ def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=T
     return mel, reference.features(waveform, window.double(), fb.double(), spec, None, lengths, exact)
 
 
-def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True):
-    """The emulated backward kernels' gradient, and the float64 plain path's."""
+def run_backward(folder, spec, waveform, fb, g, compute=90, in_shared=True, window=None, lengths=None, affine=None):
+    """The emulated backward kernels' gradient, and the float64 plain path's. ``g`` is (rows, n_mels, frames)."""
     arch = architecture(*divmod(compute, 10))
-    window, values = torch.hann_window(spec.win_length), fb.double().numpy()
+    window, values = torch.hann_window(spec.win_length) if window is None else window, fb.double().numpy()
     plan = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(values), waveform.element_size())
     plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
-    factors = torch.from_numpy(factor_table(plan, spec.n_fft, spec.normalized, window.double().numpy()))
+    factors = torch.from_numpy(factor_table(plan, spec.n_fft, spec.normalized, window.double().numpy(), spec.scale))
     filters = torch.from_numpy(bin_table(values, plan, spec.power))
     tables = fused._Tables(plan, (0, 0), (), factors, filters, fb.shape[1])
     rows, n_samples = waveform.shape
-    grid = launch_backward(spec, plan, n_samples, rows, multiprocessors=2)
-    gradient = torch.full((rows, n_samples), 0.0 if spec.pad < 0 else torch.nan, dtype=waveform.dtype)
+    grid = launch_backward(spec, plan, n_samples, rows, 2, lengths is not None)
+    partial = spec.pad < 0 or spec.right_margin < 0 or lengths is not None  # some samples have no gradient
+    gradient = torch.full((rows, n_samples), 0.0 if partial else torch.nan, dtype=waveform.dtype)
     edges = torch.full((rows, grid.edge_length), torch.nan)
-    params = fused.backward_params(spec, plan, grid, waveform, g, gradient, edges, tables)
+    exact = None if affine is None else affine.double()
+    x = waveform.double().requires_grad_()
+    y = reference.features(x, window.double(), fb.double(), spec, None, lengths, exact)
+    features = y.detach().float().contiguous()
+    params = fused.backward_params(spec, plan, grid, waveform, g, gradient, edges, tables, features, lengths, affine)
     in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, g.dtype))
-    library = build(Specialisation(spec, plan, arch, *types, in_shared), folder)
+    library = build(Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None), folder)
     library.run(ctypes.byref(params), grid.blocks, grid.threads)
     if edges.numel() and not grid.fold:
         library.fold(ctypes.byref(params), 2, 32)
-    x = waveform.double().requires_grad_()
-    y = reference.mel_spectrogram(x, window.double(), fb.double(), spec, None)
-    return gradient, torch.autograd.grad(y, x, g.double())[0]
+    mel = y.mT if spec.epilogue.time_major else y
+    return gradient, torch.autograd.grad(mel, x, g.double())[0]
 
 
 KALDI = {"margins": (0, 112), "pad_mode": "constant", "scale": 32768.0, "preemphasis": 0.97, "preemphasis_scope": "frame"}
@@ -146,6 +150,9 @@ FRONT_ENDS = {
 }
 
 
+AFFINE = torch.tensor([[0.5, 2.0, 1.0, 1.0, -1.0, 3.0, 1.0], [0.0, 1.0, 2.0, -3.0, 0.0, 0.0, 0.5]])
+
+
 def front_end_window(spec):
     """Kaldi's frames lie at the start of n_fft samples."""
     if spec.margin == 0 or spec.remove_dc:
@@ -166,10 +173,23 @@ def test_front_ends_against_the_plain_path(name, ragged, tmp_path):
     spec = FRONT_ENDS[name]
     waveform, lengths = ragged_batch(spec)
     fb = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1))
-    affine = torch.tensor([[0.5, 2.0, 1.0, 1.0, -1.0, 3.0, 1.0], [0.0, 1.0, 2.0, -3.0, 0.0, 0.0, 0.5]])
-    lengths, affine = (lengths, None) if ragged else (None, affine)
+    lengths, affine = (lengths, None) if ragged else (None, AFFINE)
     mel, expected = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, affine=affine)
     torch.testing.assert_close(mel, expected.float(), rtol=1e-4, atol=1e-4 * max(1.0, expected.abs().max() / 30))
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_gradients_of_front_ends_against_the_plain_path(name, ragged, tmp_path):
+    spec = FRONT_ENDS[name]
+    waveform, lengths = ragged_batch(spec)
+    generator = torch.Generator().manual_seed(1)
+    fb = torch.rand(spec.n_freqs, 7, generator=generator) * (torch.rand(spec.n_freqs, 7, generator=generator).argsort(dim=1) < 2)
+    g = torch.randn(len(waveform), 7, spec.frames(waveform.shape[-1]), generator=generator)
+    lengths, affine = (lengths, None) if ragged else (None, AFFINE)
+    gradient, expected = run_backward(tmp_path, spec, waveform, fb, g, window=front_end_window(spec), lengths=lengths, affine=affine)
+    peak = expected.abs().amax(-1, keepdim=True).clamp(min=1e-30)  # of its row
+    assert_close(gradient / peak, expected / peak, atol=1e-5, rtol=1e-4)
 
 
 BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("one-frame-tiles", "no-prefetch")}  # no room in 64 KiB

@@ -45,6 +45,7 @@ class BackwardParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("segments", "all_segments", "magic", "shift", "stride")),
         *((name, ctypes.c_int32) for name in ("tiles", "aligned", "filter_entries", "fold")),
         ("rows", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("features", "lengths", "affine")),
     ]
 
 

@@ -25,6 +25,9 @@ struct Params {
   int filter_entries;               // of 16 bytes
   int fold;                         // whether the ends of a row are each within one segment, whose team then folds them
   unsigned rows;
+  const float* features;     // what the forward pass made, contiguous, where there is a log
+  const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
+  const float* affine;       // (2, n_mels): factors and summands of the features, where they are `affine`
 };
 
 struct Tile {
@@ -60,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
   const auto spectra = [&] { return reinterpret_cast<float2*>(part(Config::samples_entries)); };
   const auto mel = [&] { return reinterpret_cast<float*>(part(Config::mel_begin)); };
   const auto carry = [&] { return reinterpret_cast<float*>(part(Config::carry_begin)); };
+  const auto sums = [&] { return reinterpret_cast<float*>(part(Config::sums_begin)); };
   float4* const tables = shared_memory + Config::teams * Config::team_entries;
   const float4* const factors = table_copy<Config::factors_in_shared>(params.factors, Config::factor_entries, tables);
   const float4* const bins = table_copy<Config::filters_in_shared>(
@@ -72,7 +76,12 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
   wait_for_copies();
   __syncthreads();
   while (tile.exists(params)) {
-    columns_in_turn<Config>(samples(), spectra(), factors);
+    if constexpr (Config::remove_dc) {
+      const auto* const frame = samples() + Place<Config>().frame * Config::sample_stride;
+      sum_frames<Config>(sums(), [&](int p) { return to_float(frame[Stage<Config>::place(p)]); });
+      team_barrier<Config>();
+    }
+    columns_in_turn<Config>(samples(), spectra(), factors, prologue_of<Config>(params, tile, sums()));
     team_barrier<Config>();
     load<Config, false>(params, tile.next(params), samples());
     load<Config, true>(params, tile.next(params), samples());
@@ -89,10 +98,11 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
     }
     columns_back<Config>(spectra(), factors);
     team_barrier<Config>();
+    if constexpr (Config::remove_dc) mean_gradients<Config>(spectra(), sums());
     if (touches_edge<Config>(params, tile)) {
-      add_frames<Config, true>(params, tile, spectra(), carry());
+      add_frames<Config, true>(params, tile, spectra(), sums(), carry());
     } else {
-      add_frames<Config, false>(params, tile, spectra(), carry());
+      add_frames<Config, false>(params, tile, spectra(), sums(), carry());
     }
     wait_for_copies();
     team_barrier<Config>();

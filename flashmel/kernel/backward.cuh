@@ -6,14 +6,36 @@
 // from `differentiate` to `columns_back`.
 #pragma once
 
-// The mel gradient of a tile's frames, filter after filter, as float32; 0 where there is no frame. Asynchronous.
+// What the gradient of a feature is multiplied by to be that of its mel value, given the feature; see `feature` in epilogue.cuh.
+template <class Config>
+__device__ inline float epilogue_derivative(float feature, float gain, float bias) {
+  const float factor = gain * Config::gain;
+  if constexpr (Config::log == Log::none) return factor;
+  constexpr float per_octave = Config::log == Log::ln ? 0.693147181f : Config::log == Log::log10 ? 0.301029996f : 3.01029996f;
+  constexpr float per_e = Config::log == Log::ln ? 1.0f : Config::log == Log::log10 ? 0.434294482f : 4.34294482f;
+  const float value = (feature - (gain * Config::bias + bias)) / factor;  // the logarithm
+  // At a floor there is no gradient; to rounding, what is just above one counts as being at it.
+  constexpr float margin = 1e-5f * per_e;
+  if (Config::has_log_floor && value <= Config::log_floor + margin) return 0.0f;
+  if (!Config::floor_is_added && Config::floor > 0.0f && value <= per_octave * log2f(Config::floor) + margin) return 0.0f;
+  return factor * per_e * exp2f(value * (-1.0f / per_octave));
+}
+
+// The mel gradient of a tile's frames, filter after filter, as float32; 0 where there is no frame. Asynchronous, if nothing is
+// done to it.
 template <class Config>
 __device__ inline void load_mel(const Params& params, const Tile& tile, float* g) {
   using Output = typename Config::Output;
   if (!tile.exists(params)) return;
   const Place<Config> place;
   const long long t = tile.first_frame(params) + place.frame;
-  const bool inside = t < params.frames;
+  const bool inside = t < row_frames<Config>(params, tile.row(params));
+  constexpr bool changed = Config::log != Log::none || Config::gain != 1.0f || Config::affine;
+  // Features, which the log's derivative needs, are contiguous.
+  const float* feature = nullptr;
+  if constexpr (Config::log != Log::none) {
+    feature = params.features + tile.row(params) * Config::n_mels * params.frames + (Config::time_major ? t * Config::n_mels : t);
+  }
   const Output* from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride +
                        t * params.mel_frame_stride + place.of_frame * params.mel_stride;
   g += place.frame;
@@ -22,6 +44,11 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
     float* const to = g + m * Config::frames_per_tile;
     if (!inside) {
       *to = 0.0f;
+    } else if constexpr (changed) {
+      const float gain = Config::affine ? params.affine[m] : 1.0f, bias = Config::affine ? params.affine[Config::n_mels + m] : 0.0f;
+      float value = 0.0f;
+      if constexpr (Config::log != Log::none) value = feature[m * (Config::time_major ? 1 : params.frames)];
+      *to = to_float(*from) * epilogue_derivative<Config>(value, gain, bias);
     } else if constexpr (sizeof(Output) == 4) {
       copy_async<4>(to, from);
     } else {
@@ -52,12 +79,13 @@ __device__ inline void in_columns(Load load, Store store) {
 
 // Samples to spectrum, up to the rows: as `columns`, but samples and spectra have places of their own.
 template <class Config>
-__device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors) {
+__device__ inline void columns_in_turn(const typename Config::Input* samples, float2* spectra, const float4* factors,
+                                       const Frame& frame) {
   constexpr int radix = Config::r1, count = Config::points / radix;
   const Place<Config> place;
   samples += place.frame * Config::sample_stride;
   float2* const e = spectra + place.frame * Config::frame_stride;
-  in_columns<Config>([&](Complex* a, int c) { load_column<Config>(a, samples, factors, c); },
+  in_columns<Config>([&](Complex* a, int c) { load_column<Config>(a, samples, factors, c, frame); },
                      [&](const Complex* a, int c) {
                        const float4* const table = factors + opaque(Config::column_table + c);
                        twiddle_and_store<radix>(a, table, count, e + c, Config::row_stride);
@@ -86,6 +114,10 @@ __device__ inline float gradient_of_power(const float4* bins, const float* g, in
 template <class Config>
 __device__ inline float derivative(float squared, const float4* bins, const float* g, int k) {
   const float gradient = gradient_of_power<Config>(bins, g, k);
+  if constexpr (Config::epsilon > 0.0f && Config::epsilon_is_added) squared += Config::epsilon;
+  if constexpr (Config::epsilon > 0.0f && !Config::epsilon_is_added) {
+    if (squared < Config::epsilon) return 0.0f;
+  }
   if constexpr (Config::power == 2.0f) return gradient;
   // The bin is multiplied by this: 0 stays 0 if the factor is finite. (A branch here cost up to 84 bytes of spills.)
   if constexpr (Config::power == 1.0f) return gradient * inverse_root(fmaxf(squared, 1e-37f));
@@ -265,8 +297,22 @@ __device__ inline bool touches_edge(const Params& params, const Tile& tile) {
   constexpr int frames = Config::frames_per_tile;
   const long long first = tile.first_frame(params);
   const long long i0 = first * Config::hop_length - Config::margin - Config::pad;
-  return first + frames > params.frames || i0 < Edges<Config>::low ||
-         i0 + (long long)frames * Config::hop_length > params.n_samples - Edges<Config>::low;
+  return first + frames > row_frames<Config>(params, tile.row(params)) || i0 < Edges<Config>::low ||
+         i0 + (long long)frames * Config::hop_length >= row_samples<Config>(params, tile.row(params)) - Edges<Config>::high;
+}
+
+// What the subtraction of a frame's mean takes from the gradient of each of its samples, to sums[frame].
+template <class Config>
+__device__ inline void mean_gradients(const float2* spectra, float* sums) {
+  const Place<Config> place;
+  const float* const gradients = reinterpret_cast<const float*>(spectra + place.frame * Config::frame_stride);
+  sum_frames<Config>(sums, [&](int p) { return gradients[sample_place<Config>(p)]; });
+  team_barrier<Config>();
+  constexpr float left = Config::preemphasis_in_frame ? 1.0f - Config::preemphasis : 1.0f;  // of a constant
+  const float mean = frame_sum<Config>(sums, place.frame) * (left / Config::win_length);
+  team_barrier<Config>();
+  if (place.of_frame == 0) sums[place.frame] = mean;
+  team_barrier<Config>();
 }
 
 // Frames overlap: slot s of a row, the hop_length samples from the start of frame s on, is covered by frames s - overlap ... s.
@@ -274,7 +320,7 @@ __device__ inline bool touches_edge(const Params& params, const Tile& tile) {
 // began. What the frames up to this tile add to the slots after it is carried to the next tile. A thread has its offsets in
 // a slot, and of these every groups-th slot: what it carries, it reads itself.
 template <class Config, bool edge>
-__device__ inline void add_frames(const Params& params, const Tile& tile, const float2* spectra, float* carry) {
+__device__ inline void add_frames(const Params& params, const Tile& tile, const float2* spectra, const float* sums, float* carry) {
   using Input = typename Config::Input;
   constexpr int hop = Config::hop_length, frames = Config::frames_per_tile, overlap = Config::overlap;
   constexpr int lanes = hop >= Config::threads ? Config::threads : (hop + 31) / 32 * 32;
@@ -283,6 +329,17 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
   const int thread = Place<Config>().thread, group = groups == 1 ? 0 : thread / lanes;
   if (thread >= groups * lanes) return;
   const float* const gradients = reinterpret_cast<const float*>(spectra);
+  // The gradient of sample p of a frame, through the prologue; `last`: it is the waveform's last, or behind it.
+  const auto of_sample = [&](int frame, int p, bool last) {
+    const float* const of_frame = gradients + frame * stride;
+    float g = of_frame[sample_place<Config>(p)];
+    if constexpr (Config::preemphasis != 0.0f) {
+      if (p + 1 < Config::n_fft && !last) g -= Config::preemphasis * of_frame[sample_place<Config>(p + 1)];
+      if (Config::preemphasis_in_frame && p == 0) g -= Config::preemphasis * of_frame[0];
+    }
+    if constexpr (Config::remove_dc) g -= p < Config::win_length ? sums[frame] : 0.0f;
+    return g;
+  };
   const long long first = tile.first_frame(params), row = tile.row(params);
   const long long i0 = first * hop - Config::margin - Config::pad;  // the sample where slot 0 of the tile begins
   Input* const gradient = static_cast<Input*>(params.gradient) + row * params.n_samples + i0;
@@ -292,7 +349,7 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
   const int own_end = int(min((long long)frames, overlap + params.emitted - tile.step * frames));
 
   // Offsets behind the signal's end are nobody's. Unsigned, for hops near 2^31.
-  const unsigned offsets = unsigned(min((long long)hop, Edges<Config>{params}.total()));
+  const unsigned offsets = unsigned(min((long long)hop, Edges<Config>{params, row}.total()));
 #pragma unroll 1
   for (unsigned item = thread % lanes; item < offsets; item += lanes) {
     const int o = opaque(item);
@@ -301,12 +358,16 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
     // The sum of slot s over the tile's frames, on top of what is carried.
     const auto sum = [&](int s) {
       float total = s < overlap && !begins ? carry[s * hop + o] : 0.0f;
+      bool last = false;
+      if constexpr (edge && Config::preemphasis != 0.0f && !Config::preemphasis_in_frame) {
+        last = i0 + s * (long long)hop + o + 1 >= row_samples<Config>(params, unsigned(row));
+      }
 #pragma unroll(overlap < 8 ? overlap + 1 : 1)
       for (int d = overlap; d >= 0; --d) {
         const int frame = s - d;
         bool counts = frame >= 0 && frame < frames && covers(d);
         if constexpr (edge) counts = counts && first + frame < params.frames;
-        if (counts) total += gradients[frame * stride + sample_place<Config>(o + d * hop)];
+        if (counts) total += of_sample(frame, o + d * hop, last);
       }
       return total;
     };
@@ -333,7 +394,12 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
       float total = 0.0f;
 #pragma unroll(overlap < 8 ? overlap + 1 : 1)
       for (int d = overlap; d >= 0; --d) {
-        if (covers(d)) total += from[sample_place<Config>(o + d * hop) - d * stride];
+        if (!covers(d)) continue;
+        if constexpr (Config::remove_dc || Config::preemphasis != 0.0f) {
+          total += of_sample(s - d, o + d * hop, false);
+        } else {
+          total += from[sample_place<Config>(o + d * hop) - d * stride];
+        }
       }
       *to = from_float<Input>(total);
       from += groups * stride;

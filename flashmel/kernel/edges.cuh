@@ -5,35 +5,36 @@
 
 template <class Config>
 struct Edges {
-  static constexpr bool fold = Config::margin > 0 && Config::pad_mode != PadMode::constant;
-  static constexpr long long side = 2ll * Config::margin + 1;  // positions at each end
-  // Samples `low` ... n_samples - low are the ones that nothing is folded onto, and that were not cropped.
+  static constexpr bool fold = (Config::margin > 0 || Config::right_margin > 0) && Config::pad_mode != PadMode::constant;
+  static constexpr long long left_side = 2ll * Config::margin + 1, right_side = 2ll * Config::right_margin + 1;  // positions
+  // Samples `low` ... n_samples - high are the ones that nothing is folded onto, and that were not cropped.
   static constexpr long long crop = Config::pad < 0 ? -(long long)Config::pad : 0;
-  static constexpr long long reach = Config::margin + 1 - (long long)Config::pad;
-  static constexpr long long low = fold ? (reach > 0 ? reach : 0) : crop;
+  __device__ static constexpr long long reach(int margin) {
+    return !fold ? crop : margin + 1 > Config::pad ? margin + 1 - (long long)Config::pad : 0;
+  }
+  static constexpr long long low = reach(Config::margin), high = reach(Config::right_margin);
 
   const Params& params;
+  long long row, n_samples = row_samples<Config>(params, unsigned(row));
 
-  __device__ long long length() const { return params.n_samples + 2ll * Config::pad; }  // of the signal after `pad`
-  __device__ long long total() const { return length() + 2ll * Config::margin; }
+  __device__ long long length() const { return n_samples + 2ll * Config::pad; }  // of the signal after `pad`
+  __device__ long long total() const { return length() + Config::margin + Config::right_margin; }
   // Place of position q of the padded signal in a row of params.edges, or -1.
   __device__ long long place(long long q) const {
     if (q < 0 || q >= total()) return -1;
-    if (q < side) return q;
-    const long long right = max(side, total() - side);
-    return q >= right ? side + q - right : -1;
+    if (q < left_side) return q;
+    const long long right = max(left_side, total() - right_side);
+    return q >= right ? left_side + q - right : -1;
   }
-  __device__ float at(long long row, long long j) const {
-    return params.edges[row * params.edge_length + place(j + Config::margin)];
-  }
+  __device__ float at(long long j) const { return params.edges[row * params.edge_length + place(j + Config::margin)]; }
 };
 
 // The gradient `value` at position i + pad + margin of the padded signal.
 template <class Config>
 __device__ inline void store_edge(const Params& params, long long row, long long i, float value) {
   using Input = typename Config::Input;
-  const Edges<Config> edges{params};
-  if (i >= edges.low && i < params.n_samples - edges.low) {
+  const Edges<Config> edges{params, row};
+  if (i >= edges.low && i < edges.n_samples - edges.high) {
     static_cast<Input*>(params.gradient)[row * params.n_samples + i] = from_float<Input>(value);
   } else if constexpr (Edges<Config>::fold) {
     const long long place = edges.place(i + Config::pad + Config::margin);
@@ -44,23 +45,26 @@ __device__ inline void store_edge(const Params& params, long long row, long long
 // The sum of all positions that the padding took from the sample at place `place` of params.edges; 0 if there is no sample.
 template <class Config>
 __device__ inline float folded(const Params& params, long long row, long long place, long long& i) {
-  const Edges<Config> edges{params};
-  const long long length = edges.length(), margin = Config::margin;
-  const long long q = place < edges.side ? place : place - edges.side + max(edges.side, edges.total() - edges.side);
-  const long long j = q - margin;
+  const Edges<Config> edges{params, row};
+  const long long length = edges.length(), left = Config::margin, right = Config::right_margin;
+  const long long q = place < edges.left_side ? place : place - edges.left_side + max(edges.left_side, edges.total() - edges.right_side);
+  const long long j = q - left;
   i = j - Config::pad;
-  if (j < 0 || j >= length || i < 0 || i >= params.n_samples) i = -1;
+  if (j < 0 || j >= length || i < 0 || i >= edges.n_samples) i = -1;
   if (i < 0) return 0.0f;
-  float sum = edges.at(row, j);
+  float sum = edges.at(j);
   if constexpr (Config::pad_mode == PadMode::reflect) {
-    if (j >= 1 && j <= margin) sum += edges.at(row, -j);
-    if (j <= length - 2 && j >= length - 1 - margin) sum += edges.at(row, 2 * (length - 1) - j);
+    if (j >= 1 && j <= left) sum += edges.at(-j);
+    if (j <= length - 2 && j >= length - 1 - right) sum += edges.at(2 * (length - 1) - j);
+  } else if constexpr (Config::pad_mode == PadMode::symmetric) {
+    if (j < left) sum += edges.at(-1 - j);
+    if (j >= length - right) sum += edges.at(2 * length - 1 - j);
   } else if constexpr (Config::pad_mode == PadMode::replicate) {
-    for (long long n = 1; j == 0 && n <= margin; ++n) sum += edges.at(row, -n);
-    for (long long n = 0; j == length - 1 && n < margin; ++n) sum += edges.at(row, length + n);
+    for (long long n = 1; j == 0 && n <= left; ++n) sum += edges.at(-n);
+    for (long long n = 0; j == length - 1 && n < right; ++n) sum += edges.at(length + n);
   } else {
-    if (j >= length - margin) sum += edges.at(row, j - length);
-    if (j < margin) sum += edges.at(row, j + length);
+    if (j >= length - left) sum += edges.at(j - length);
+    if (j < right) sum += edges.at(j + length);
   }
   return sum;
 }
@@ -80,7 +84,7 @@ __device__ inline void fold_row(const Params& params, long long row) {
 }
 
 // The same for those ends that lie in the segment which the team has just finished; for reflection alone, which mirrors n steps
-// before an end to n steps behind it.
+// before an end to n steps behind it, and for margins that are equal.
 template <class Config>
 __device__ inline void fold_ends(const Params& params, const Tile& tile) {
   if constexpr (Edges<Config>::fold && Config::pad_mode == PadMode::reflect) {
