@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,4 +46,34 @@ def mel_filterbank(spec: MelBankSpec, dtype: torch.dtype = torch.float64) -> Ten
     bank = torch.minimum(rising, falling).clamp(min=0.0)
     if spec.norm == "slaney":  # unit area in Hz
         bank = bank * (2.0 / (corners[2:] - corners[:-2]))
+    return bank
+
+
+def librosa_filterbank(spec: MelBankSpec) -> Tensor:
+    """:func:`mel_filterbank` rounded where librosa rounds: triangles in float64, to float32, times the norm, to float32.
+
+    These are the bits of ``librosa.filters.mel`` and of the tables that openai-whisper ships.
+    """
+    bank = mel_filterbank(replace(spec, norm=None)).float()
+    if spec.norm != "slaney":
+        return bank
+    low, high = hz_to_mel(spec.f_min, spec.mel_scale), hz_to_mel(spec.f_max, spec.mel_scale)
+    corners = mel_to_hz(torch.linspace(low, high, spec.n_mels + 2, dtype=torch.float64, device="cpu"), spec.mel_scale)
+    return (bank.double() * (2.0 / (corners[2:] - corners[:-2]))).float()
+
+
+def kaldi_filterbank(spec: MelBankSpec) -> Tensor:
+    """Kaldi's mel filters, (n_freqs, n_mels) float64: triangles over the mel scale, not over Hz, of height 1.
+
+    The scale is 1127 ln(1 + f / 700), which is "htk". The bin at the Nyquist frequency belongs to no filter.
+    """
+    bins = torch.linspace(0, spec.sample_rate / 2, spec.n_freqs, dtype=torch.float64, device="cpu")
+    mels = 2595.0 * torch.log10(1.0 + bins / 700.0)
+    low, high = hz_to_mel(spec.f_min, "htk"), hz_to_mel(spec.f_max, "htk")
+    corners = torch.linspace(low, high, spec.n_mels + 2, dtype=torch.float64, device="cpu")
+    widths = corners.diff()
+    rising = (mels[:, None] - corners[:-2]) / widths[:-1]
+    falling = (corners[2:] - mels[:, None]) / widths[1:]
+    bank = torch.minimum(rising, falling).clamp(min=0.0)
+    bank[-1] = 0.0  # in exact arithmetic it is
     return bank

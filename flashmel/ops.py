@@ -99,13 +99,13 @@ def features(
     """
     check(waveform, window, fb, spec)
     if lengths is not None:
-        lengths = _checked_lengths(lengths, waveform)
+        lengths = checked_lengths(lengths, waveform)
     if affine is not None and affine.shape != (2, fb.shape[1]):
         raise ValueError(f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, got {tuple(affine.shape)}")
     return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
 
 
-def _checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
+def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
     """Lengths on the waveform's device."""
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"lengths must be an int64 or int32 tensor, got {getattr(lengths, 'dtype', type(lengths).__name__)}")

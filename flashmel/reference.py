@@ -55,7 +55,7 @@ def features(
         affine: (2, n_mels), gain and bias per mel, after the epilogue's own.
 
     Returns:
-        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major; frames are what the waveform's last axis makes.
+        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major; as many as the waveform's last axis makes.
         Those behind ``spec.valid_frames`` of a row hold the epilogue's ``pad_value``: all of them in a row too short for one.
         Memory, batch independence and gradients are as for :func:`mel_spectrogram`; gradients are finite everywhere, and 0 where
         a bin is.

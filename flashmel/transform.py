@@ -10,65 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from . import ops, reference
+from .buffers import Tables, table
 from .filterbank import mel_filterbank
 from .spec import MelBankSpec, StftSpec, normalization, positive_int, positive_number
 
 _OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 
 
-class _Tables(nn.Module):
-    """A module whose one buffer stays float32 or float64, may be absent from a checkpoint, and survives the meta device."""
-
-    def __init__(self, name: str, table: Tensor) -> None:
-        super().__init__()
-        device = torch.get_default_device() if table.device.type == "cpu" else table.device
-        self._unmaterialised = table if device.type == "meta" else None
-        with torch.inference_mode(False):  # inference tensors do not say when they change
-            self.register_buffer(name, table.to(device).clone())
-
-    @torch.inference_mode(False)
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Tables:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is None or new is None:
-                continue
-            if old.is_meta and not new.is_meta and self._unmaterialised is not None:
-                old, self._unmaterialised = self._unmaterialised, None
-                self._buffers[name] = old.to(new.device, new.dtype)
-            elif new.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = old.to(new.device)
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        own: list[str] = []
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, own, unexpected_keys, error_msgs)
-        # Keys that a checkpoint lacks are not reported: the buffer keeps what the arguments gave it.
-
-
-def _table(module: Any, name: str) -> Tensor:
-    """The module's attribute: without nn.Module's search for it, if it is still a buffer."""
-    found: Tensor | None = module._buffers.get(name)
-    return getattr(module, name) if found is None else found
-
-
-class _Spectrogram(_Tables):
+class _Spectrogram(Tables):
     """The window and the framing, under the names of ``torchaudio.transforms.Spectrogram``."""
 
     window: Tensor
 
     def __init__(self, spec: StftSpec, normalized: bool | str, onesided: bool | None, window: Tensor) -> None:
-        super().__init__("window", window)
+        super().__init__(window=window)
         self.spec = spec
         self.n_fft, self.win_length, self.hop_length = spec.n_fft, spec.win_length, spec.hop_length
         self.pad, self.power, self.normalized = spec.pad, spec.power, normalized
@@ -79,13 +34,13 @@ class _Spectrogram(_Tables):
         return reference.spectrogram(waveform, self.window, self.spec)
 
 
-class _MelScale(_Tables):
+class _MelScale(Tables):
     """The filterbank, under the names of ``torchaudio.transforms.MelScale``."""
 
     fb: Tensor
 
     def __init__(self, spec: MelBankSpec, fb: Tensor) -> None:
-        super().__init__("fb", fb)
+        super().__init__(fb=fb)
         self.n_mels, self.sample_rate, self.f_min, self.f_max = spec.n_mels, spec.sample_rate, spec.f_min, spec.f_max
         self.norm, self.mel_scale, self.n_stft = spec.norm, spec.mel_scale, spec.n_freqs
 
@@ -204,7 +159,7 @@ class MelSpectrogram(nn.Module):
     def forward(self, waveform: Tensor) -> Tensor:
         """Mel spectrogram (..., n_mels, frames) of a waveform (..., time); see the class for dtypes and errors."""
         modules = self._modules
-        window, fb = _table(modules["spectrogram"], "window"), _table(modules["mel_scale"], "fb")
+        window, fb = table(modules["spectrogram"], "window"), table(modules["mel_scale"], "fb")
         return ops.mel_spectrogram(waveform, window, fb, self.spec, self.dtype)
 
     def warmup(self, dtype: torch.dtype = torch.float32, *, gradient: bool = False) -> None:

@@ -1,0 +1,57 @@
+"""Buffers that hold tables: never half precision, absent from checkpoints at will, safe on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Tables(nn.Module):
+    """A module whose buffers stay float32 or float64, may be absent from a checkpoint, and survive the meta device."""
+
+    def __init__(self, *, persistent: bool = True, **tables: Tensor) -> None:
+        super().__init__()
+        self._unmaterialised: dict[str, Tensor] = {}
+        for name, table in tables.items():
+            device = torch.get_default_device() if table.device.type == "cpu" else table.device
+            if device.type == "meta":
+                self._unmaterialised[name] = table
+            with torch.inference_mode(False):  # inference tensors do not say when they change
+                self.register_buffer(name, table.to(device).clone(), persistent=persistent)
+
+    @torch.inference_mode(False)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tables:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None:
+                continue
+            if old.is_meta and not new.is_meta and name in self._unmaterialised:
+                self._buffers[name] = self._unmaterialised.pop(name).to(new.device, new.dtype)
+            elif new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, own, unexpected_keys, error_msgs)
+        # Keys that a checkpoint lacks are not reported: the buffer keeps what the arguments gave it.
+
+
+def table(module: Any, name: str) -> Tensor:
+    """The module's attribute: without nn.Module's search for it, if it is still a buffer."""
+    found: Tensor | None = module._buffers.get(name)
+    return getattr(module, name) if found is None else found

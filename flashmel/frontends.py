@@ -1,0 +1,285 @@
+"""Front-ends of known models by name: ``frontend("whisper-large-v3")``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .buffers import Tables, table
+from .normalize import normalize
+from .recipes import RECIPES, TABLES, WINDOWS, Recipe
+
+__all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
+
+_OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
+
+
+def names() -> list[str]:
+    """The front-ends that :func:`frontend` knows.
+
+    Example:
+        >>> from flashmel import frontends
+        >>> "whisper-large-v3" in frontends.names()
+        True
+    """
+    return sorted(RECIPES)
+
+
+def options(name: str) -> dict[str, Any]:
+    """What :func:`frontend` takes beside a name, with the values it has by default.
+
+    Raises:
+        ValueError: nothing has this name.
+    """
+    parameters = inspect.signature(_known(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "source"}
+
+
+def recipe(name: str, **chosen: Any) -> Recipe:
+    """The recipe of a front-end, with these options.
+
+    Raises:
+        ValueError: nothing has this name; it has no such option; the option's value is out of range.
+    """
+    make = _known(name)
+    unknown = sorted(set(chosen) - set(options(name)))
+    if unknown:
+        listed = ", ".join(options(name)) or "none"
+        raise ValueError(f"front-end {name!r} has no option {', '.join(map(repr, unknown))}; it has {listed}")
+    return make(**chosen)
+
+
+def frontend(name: str, *, dtype: torch.dtype | None = None, **chosen: Any) -> FrontEnd:
+    """The front-end of a model.
+
+    Args:
+        name: one of :func:`names`.
+        dtype: of the features: float32, float16 or bfloat16; None (default) gives float32, and float64 from a module converted by
+            ``.double()``. Logarithms and normalisation are taken before the cast.
+        chosen: options of this front-end, see :func:`options`.
+
+    Raises:
+        ValueError: nothing has this name; it has no such option; a value is out of range.
+
+    Example:
+        >>> import torch
+        >>> from flashmel import frontends
+        >>> frontends.frontend("whisper-large-v3")(torch.randn(16000)).shape
+        torch.Size([128, 100])
+    """
+    return FrontEnd(recipe(name, **chosen), name, dtype)
+
+
+def _known(name: str) -> Any:
+    if name not in RECIPES:
+        raise ValueError(f"no front-end is called {name!r}; there are {', '.join(names())}")
+    return RECIPES[name]
+
+
+class FrontEnd(Tables):
+    """A model's features of waveforms: one kernel launch on a GPU, and what needs all of a row after it.
+
+    Args:
+        recipe: what to compute.
+        name: shown by ``repr``.
+        dtype: of the features, see :func:`frontend`.
+
+    Shape:
+        - Input: (..., time): float32, float16, bfloat16, float64 or int16 PCM, which is scaled by 1/32768; in [-1, 1].
+        - Output: (..., n_mels, frames) or (..., frames, n_mels), as ``repr`` says.
+
+    The buffers ``window``, ``fb`` (n_freqs, n_mels) and, in some, ``affine`` (2, n_mels) are what is computed with. No checkpoint
+    has them: the name says what they are.
+    """
+
+    window: Tensor
+    fb: Tensor
+
+    def __init__(self, recipe: Recipe, name: str = "custom", dtype: torch.dtype | None = None) -> None:
+        if dtype not in _OUTPUT_DTYPES:
+            raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
+        spec = recipe.spec
+        window = WINDOWS[recipe.window](spec.win_length).float()
+        if recipe.right_padded:
+            window = torch.nn.functional.pad(window, (0, spec.n_fft - spec.win_length))
+        tables = {"window": window, "fb": TABLES[recipe.table](recipe.bank).float()}
+        if recipe.mean is not None or recipe.deviation is not None:
+            n_mels = recipe.bank.n_mels
+            mean = torch.as_tensor(recipe.mean or (0.0,) * n_mels, dtype=torch.float64, device="cpu")
+            deviation = torch.as_tensor(recipe.deviation or (1.0,) * n_mels, dtype=torch.float64, device="cpu")
+            tables["affine"] = torch.stack((1.0 / deviation, -mean / deviation)).float()
+        super().__init__(persistent=False, **tables)
+        self.recipe, self.name, self.dtype, self.spec = recipe, name, dtype, spec
+
+    sample_rate = property(lambda self: self.recipe.sample_rate)
+    hop_length = property(lambda self: self.spec.hop_length)
+    n_features = property(lambda self: self.recipe.bank.n_mels * self.recipe.stack)
+
+    def forward(
+        self,
+        waveform: Tensor | Sequence[Tensor],
+        lengths: Tensor | None = None,
+        *,
+        sampling_rate: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Features of waveforms.
+
+        Args:
+            waveform: (..., time); or a list of 1-D tensors, or a jagged nested tensor, which have their lengths with them.
+            lengths: samples of each row, an integer tensor of the waveform's shape without its last axis. Each row then is what it
+                would be alone, its ends included; nothing waits for a GPU.
+            sampling_rate: of the waveform, if it is to be compared with the front-end's.
+
+        Returns:
+            The features; with lengths, (features, lengths of the features in frames): behind them there is the pad value.
+
+        Raises:
+            TypeError: the waveform is not a tensor, nor a list of them.
+            ValueError: another sampling rate; a waveform that is empty, too short, of another dtype or on another device;
+                lengths that do not fit.
+        """
+        if sampling_rate is not None and sampling_rate != self.sample_rate:
+            raise ValueError(
+                f"front-end {self.name!r} needs audio at {self.sample_rate} Hz, got sampling_rate={sampling_rate}: resample"
+            )
+        waveform, lengths = _batched(waveform, lengths)
+        own = lengths
+        waveform, lengths = self._prepared(waveform, lengths)
+        late = self.recipe.normalization is not None
+        features = ops.features(
+            waveform,
+            table(self, "window"),
+            table(self, "fb"),
+            self.spec,
+            None if late else self.dtype,
+            lengths,
+            self._buffers.get("affine"),
+        )
+        features = self._finished(features, waveform.shape[-1] if lengths is None else lengths)
+        features = features if self.dtype is None else features.to(self.dtype)
+        return features if own is None else (features, self.output_lengths(own.to(features.device)))
+
+    def output_lengths(self, lengths: Any) -> Any:
+        """Frames of features for rows of so many samples, a number or an integer tensor."""
+        recipe = self.recipe
+        if recipe.n_samples is not None:  # frames that begin before the row's end, as transformers' masks count them
+            limit: int | None = self.spec.frame_count(recipe.n_samples)
+            frames = -(-lengths // self.hop_length)
+        else:
+            limit = recipe.n_frames
+            frames = self.spec.valid_frames(self._lengthened(lengths)) // recipe.stack
+        if limit is None:
+            return frames
+        return frames.clamp(max=limit) if isinstance(frames, Tensor) else min(frames, limit)
+
+    def _lengthened(self, lengths: Any) -> Any:
+        """Samples of a row once zeros are behind it."""
+        least, multiple = self.recipe.min_samples, self.recipe.sample_multiple
+        if least:
+            # An empty row stays empty: it is no audio.
+            lengths = lengths + (least - lengths) * (lengths < least) * (lengths > 0)
+        return -(-lengths // multiple) * multiple
+
+    def _prepared(self, waveform: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Waveform and lengths with zeros behind the rows, where the recipe wants them."""
+        recipe = self.recipe
+        if not isinstance(waveform, Tensor) or waveform.dim() == 0 or waveform.shape[-1] == 0:
+            return waveform, lengths  # ops says what is wrong
+        if recipe.n_samples is None and recipe.sample_multiple == 1 and not recipe.min_samples:
+            return waveform, lengths
+        n_samples = waveform.shape[-1]
+        if lengths is not None:
+            lengths = ops.checked_lengths(lengths, waveform)
+            behind = torch.arange(n_samples, device=waveform.device) >= lengths[..., None]
+            waveform = waveform.masked_fill(behind, 0)
+            lengths = None if recipe.n_samples is not None else self._lengthened(lengths)
+        wanted = self._lengthened(n_samples) if recipe.n_samples is None else recipe.n_samples
+        return torch.nn.functional.pad(waveform, (0, wanted - n_samples)), lengths
+
+    def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
+        """All that follows the launch. The lengths are those that it had."""
+        recipe, time_major = self.recipe, self.spec.epilogue.time_major
+        pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
+        valid = self.spec.valid_frames(lengths)
+        if recipe.normalization is not None:
+            features = normalize(features, recipe.normalization, valid, time_major=time_major)
+        axis = -2 if time_major else -1
+        n_frames = features.shape[axis]
+        wanted = -(-n_frames // recipe.frame_multiple) * recipe.frame_multiple if recipe.n_frames is None else recipe.n_frames
+        if wanted != n_frames:
+            amount = (0, wanted - n_frames)
+            features = torch.nn.functional.pad(features, (0, 0, *amount) if time_major else amount, value=pad_value)
+        if recipe.stack == 1:
+            return features
+        stacked = features[..., : wanted - wanted % recipe.stack, :]
+        stacked = stacked.unflatten(-2, (-1, recipe.stack)).flatten(-2)
+        if recipe.frame_multiple % recipe.stack and isinstance(valid, Tensor):  # alone, the row has no frame of such a rest
+            behind = torch.arange(stacked.shape[-2], device=stacked.device) >= (valid // recipe.stack)[..., None]
+            stacked = stacked.masked_fill(behind[..., None], pad_value)
+        return stacked
+
+    @property
+    def layout(self) -> str:
+        """The features' axes, with their number."""
+        return f"(..., frames, {self.n_features})" if self.spec.epilogue.time_major else f"(..., {self.n_features}, frames)"
+
+    @property
+    def length_rule(self) -> str:
+        """Frames of a row of L samples, as a formula."""
+        spec, recipe = self.spec, self.recipe
+        if recipe.n_samples is not None:
+            return f"ceil(L / {spec.hop_length}) of {self.spec.frame_count(recipe.n_samples)}"
+        samples = "L" if recipe.sample_multiple == 1 else f"ceil(L / {recipe.sample_multiple}) * {recipe.sample_multiple}"
+        samples = samples if not recipe.min_samples else f"max(L, {recipe.min_samples})"
+        rest = spec.margin + spec.right_margin - spec.n_fft + spec.hop_length * (1 - spec.epilogue.masked_frames)
+        rule = (
+            f"({samples} {'+' if rest > 0 else '-'} {abs(rest)}) // {spec.hop_length}"
+            if rest
+            else f"{samples} // {spec.hop_length}"
+        )
+        rule = rule if recipe.stack == 1 else f"{rule} // {recipe.stack}"
+        return rule if recipe.n_frames is None else f"min({rule}, {recipe.n_frames}) of {recipe.n_frames}"
+
+    def extra_repr(self) -> str:
+        recipe = self.recipe
+        shown = {"sample_rate": self.sample_rate, "layout": self.layout, "lengths": self.length_rule}
+        shown |= {"window": recipe.window, "bank": recipe.bank, "table": recipe.table, **_changed(self.spec)}
+        if recipe.normalization is not None:
+            shown["normalization"] = _changed(recipe.normalization)
+        shown |= {"dtype": self.dtype, "path": ops.path(self.spec, self.window.device), "source": recipe.source}
+        return ", ".join((repr(self.name), *(f"{name}={value!r}" for name, value in shown.items())))
+
+
+def _changed(instance: Any) -> dict[str, Any]:
+    """Fields of a dataclass that are not what they are by default; those that are dataclasses likewise."""
+    found = {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if value != field.default:
+            found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
+    return found
+
+
+def _batched(waveform: Any, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Waveform and lengths as tensors, of whatever has rows of several lengths."""
+    ragged = isinstance(waveform, Tensor) and waveform.is_nested
+    if (ragged or isinstance(waveform, (list, tuple))) and lengths is not None:
+        raise ValueError("a list or nested tensor of waveforms has its own lengths: pass none beside it")
+    if ragged:
+        if waveform.layout != torch.jagged or waveform.dim() != 2:
+            raise ValueError("a nested tensor of waveforms must be jagged, of shape (batch, time)")
+        held = waveform.lengths()
+        lengths = waveform.offsets().diff() if held is None else held
+        return torch.nested.to_padded_tensor(waveform, 0.0), lengths
+    if isinstance(waveform, (list, tuple)):
+        if not waveform or not all(isinstance(w, Tensor) and w.dim() == 1 for w in waveform):
+            raise ValueError("a list of waveforms must hold 1-D tensors, at least one")
+        lengths = torch.tensor([w.shape[0] for w in waveform], device="cpu")
+        return torch.nn.utils.rnn.pad_sequence(list(waveform), batch_first=True), lengths
+    return waveform, lengths

@@ -1,0 +1,111 @@
+"""What front-ends do to features over time: a floor below the maximum, mean and variance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .reference import is_differentiated
+from .spec import one_of
+
+KINDS = ("maximum", "mean", "variance")
+SCOPES = ("sample", "batch")
+EPS_MODES = ("std", "variance")
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``gain * y + bias`` of a row's valid frames, where y is by kind, over these frames,
+
+    - "maximum": max(x, the largest x of the row - range);
+    - "mean": x - mean, for each feature;
+    - "variance": (x - mean) / deviation, for each feature.
+
+    Raises:
+        ValueError: naming the field and the value received.
+    """
+
+    kind: str
+    range: float = 8.0
+    scope: str = "sample"  # of the maximum: "batch" takes one for all rows
+    ddof: int = 0  # variance divides by the number of frames less this
+    eps: float = 0.0  # a deviation of 0 gives 0
+    eps_mode: str = "std"  # of the deviation, std + eps; or "variance": sqrt(variance + eps)
+    gain: float = 1.0
+    bias: float = 0.0
+    pad_value: float = 0.0  # what frames behind the valid ones hold
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, KINDS)
+        one_of("scope", self.scope, SCOPES)
+        one_of("eps_mode", self.eps_mode, EPS_MODES)
+        one_of("ddof", self.ddof, (0, 1))
+        if not self.range > 0 or not 0 <= self.eps < math.inf:
+            raise ValueError(f"range must be positive and eps not negative and finite, got {self.range!r} and {self.eps!r}")
+
+
+def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None = None, *, time_major: bool = False) -> Tensor:
+    """Features normalised over time, each row by its own valid frames.
+
+    Args:
+        features: (..., n_mels, frames), or (..., frames, n_mels) if ``time_major``; floating point.
+        rule: what to do.
+        valid: frames of each row that count, a number or an integer tensor of the batch's shape; all if None. Those behind are not
+            looked at and hold ``rule.pad_value`` in the result.
+
+    Returns:
+        As ``features``, differentiable. On a CPU, where no gradient is recorded, a row's numbers do not depend on its batch, bit
+        for bit (but for scope "batch").
+    """
+    rows = features if time_major else features.mT
+    rows = rows.reshape(-1, *rows.shape[-2:])
+    n_rows, n_frames = rows.shape[:2]
+    if valid is None:
+        valid = n_frames
+    batch = rule.scope == "batch" and rule.kind == "maximum"
+    plain = torch.compiler.is_compiling() or is_differentiated(features) or features.device.type != "cpu"
+    if plain or batch:
+        counts = valid.reshape(n_rows, 1, 1) if isinstance(valid, Tensor) else torch.full((n_rows, 1, 1), valid, device=rows.device)
+        mask = torch.arange(n_frames, device=rows.device)[:, None] < counts
+        out = _normalized(rows, rule, mask, counts).masked_fill(~mask, rule.pad_value)
+        out = out if time_major else out.mT
+    else:  # each row alone, its valid frames only: how sums round depends on shapes
+        out = torch.empty_like(features.reshape(-1, *features.shape[-2:]))
+        ends = valid.flatten().tolist() if isinstance(valid, Tensor) else [valid] * n_rows
+        for own, row, end in zip(out if time_major else out.mT, rows, ends, strict=True):
+            own[end:] = rule.pad_value
+            if end:
+                part = (row[:end] if time_major else row[:end].mT).contiguous()
+                own[:end] = _normalized((part if time_major else part.mT)[None], rule, None, end)[0]
+    return out.reshape(features.shape)
+
+
+def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int) -> Tensor:
+    """All but the pad value, (rows, frames, n_mels); the counts are the mask's, (rows, 1, 1)."""
+    if rule.kind == "maximum":
+        known = rows if mask is None else rows.masked_fill(~mask, -math.inf)
+        y = torch.maximum(rows, known.amax((0, 1, 2) if rule.scope == "batch" else (1, 2), keepdim=True) - rule.range)
+    else:
+
+        def total(values: Tensor) -> Tensor:
+            return (values if mask is None else values.masked_fill(~mask, 0)).sum(1, keepdim=True)
+
+        def at_least_one(count: Tensor | int) -> Tensor | int:
+            return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+        y = rows - total(rows) / at_least_one(counts)
+        if rule.kind == "variance":
+            y = y / _deviation(total(y.square()) / at_least_one(counts - rule.ddof), rule)
+    if rule.gain != 1.0:
+        y = y * rule.gain
+    return y + rule.bias if rule.bias else y
+
+
+def _deviation(variance: Tensor, rule: Normalization) -> Tensor:
+    if rule.eps_mode == "variance" and rule.eps:
+        return (variance + rule.eps).sqrt()
+    still = variance == 0  # where the root has no derivative, and x - mean is 0
+    return (variance.masked_fill(still, 1.0).sqrt() + rule.eps).masked_fill(still, math.inf)
