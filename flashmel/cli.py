@@ -423,7 +423,7 @@ def _demo(args: argparse.Namespace) -> int:
         plain = fused.unavailable_reason(device)
         if plain is None:  # for the device; whether this configuration runs fused, only running it tells
             try:
-                fused.mel_spectrogram(batch, transform.spectrogram.window, transform.mel_scale.fb, transform.spec, None)
+                fused.features(batch, transform.spectrogram.window, transform.mel_scale.fb, transform.spec)
             except fused.UnavailableError as error:
                 plain = str(error)
         print(f"input               8 x 30 s at {rate} Hz: {tuple(batch.shape)}")

@@ -50,4 +50,4 @@ def mel_spectrogram(
         torch.Size([80, 101])
     """
     spec = ops.cached_spec(n_fft, n_fft, hop_length, pad, power, normalization(normalized), center, pad_mode)
-    return ops.mel_spectrogram(waveform, window, fb, spec, dtype if out is None else out.dtype, out)
+    return ops.features(waveform, window, fb, spec, dtype if out is None else out.dtype, out=out)

@@ -34,7 +34,7 @@ from .plan import (
     make_plan,
 )
 from .spec import StftSpec
-from .tables import bin_table, entries_per_bin, factor_table, kernel_tables
+from .tables import bin_table, entries_per_bin, factor_table, kernel_tables, padded_window
 
 
 class UnavailableError(RuntimeError):
@@ -78,7 +78,7 @@ class _Alignment(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call of :func:`mel_spectrogram`, prepared up to the places of waveform and output."""
+    """A call of :func:`features`, prepared up to the places of waveform and output."""
 
     tables: _Tables
     kernel: Kernel
@@ -90,13 +90,20 @@ class _Call(NamedTuple):
     device: torch.device
     alignment: _Alignment
 
-    def run(self, waveform: Tensor, out: Tensor | None = None) -> Tensor:
+    def run(
+        self, waveform: Tensor, lengths: Tensor | None = None, affine: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         params = LaunchParams.from_buffer_copy(self.params)
         params.waveform = place = waveform.data_ptr()
         params.mel = out.data_ptr()
         params.aligned = self.alignment.holds_at(place)
+        if lengths is not None:
+            params.lengths = lengths.data_ptr()
+        if affine is not None:
+            affine = affine.to(torch.float32).contiguous()
+            params.affine = affine.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
             self._launch(params, index)
@@ -115,45 +122,67 @@ def _state(window: Tensor, fb: Tensor) -> tuple[int, int, int, int]:
     return window.untyped_storage()._cdata, window._version, fb.untyped_storage()._cdata, fb._version
 
 
-def _key(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> tuple:
+def _key(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None,
+    affine: Tensor | None,
+) -> tuple:
     layout = waveform.dtype, waveform.get_device(), waveform.shape, waveform.stride()
-    return id(window), id(fb), id(spec), dtype, *layout
+    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, *layout
 
 
 def recall(
-    waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None, out: Tensor | None = None
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor | None:
-    """:func:`mel_spectrogram` of arguments like those of an earlier call, or None if there was none.
+    """:func:`features` of arguments like those of an earlier call, or None if there was none.
 
     ``out``, if given, is contiguous, of this dtype, and of the result's shape and device.
     """
-    found = _calls.get(_key(waveform, window, fb, spec, dtype))
+    found = _calls.get(_key(waveform, window, fb, spec, dtype, lengths, affine))
     if found is None:
         return None
     its_window, its_fb, state, _, call = found
     if its_window() is not window or its_fb() is not fb or state != _state(window, fb):
         return None
-    return call.run(waveform, out)
+    return call.run(waveform, lengths, affine, out)
 
 
-def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
-    """One launch on the current stream of the waveform's device; arguments as in :func:`flashmel.ops.mel_spectrogram`.
+def features(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """One launch on the current stream of the waveform's device; arguments as in :func:`flashmel.ops.features`.
 
     Raises:
         UnavailableError: this configuration or machine has no fused path.
         RuntimeError: a CUDA graph is being captured and the configuration was not run before.
     """
-    if (recalled := recall(waveform, window, fb, spec, dtype)) is not None:
+    if (recalled := recall(waveform, window, fb, spec, dtype, lengths, affine)) is not None:
         return recalled
     if window.dtype == torch.float64:
         raise UnavailableError("the module is in float64, the fused kernel computes in float32")
     if dtype == torch.float64:
-        return mel_spectrogram(waveform, window, fb, spec, torch.float32).double()
-    *batch, n_samples = waveform.shape
-    frames, n_mels = spec.frames(n_samples), fb.shape[1]
+        return features(waveform, window, fb, spec, torch.float32, lengths, affine).double()
     rows = _rows(waveform)
-    n_rows = len(rows)
-    out = torch.empty((*batch, n_mels, frames), dtype=dtype or torch.float32, device=waveform.device)
+    n_rows, n_samples = rows.shape
+    shape = spec.output_shape(waveform.shape, fb.shape[1])
+    out = torch.empty(shape, dtype=dtype or torch.float32, device=waveform.device)
     if out.numel() == 0:
         return out
 
@@ -161,61 +190,85 @@ def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
-        kernel = _kernel(spec, plan, device, rows.dtype, out.dtype, _fits(plan, tables.filters))
+        kernel = _kernel(
+            spec, plan, device, rows.dtype, out.dtype, _fits(plan, tables.filters), lengths is not None, affine is not None
+        )
         try:
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
     params = bytes(launch_params(spec, plan, grid, rows, out, tables))
-    shape, alignment = tuple(out.shape), _Alignment.of(spec, plan, rows)
+    alignment = _Alignment.of(spec, plan, rows)
     call = _Call(tables, kernel, grid.blocks, grid.threads, params, shape, out.dtype, out.device, alignment)
-    call.run(rows, out)
+    call.run(rows, lengths, affine, out)
     if rows.data_ptr() == waveform.data_ptr() and not (window.is_inference() or fb.is_inference()):
         if len(_calls) >= _MAX_CALLS:
             _calls.clear()
-        key = _key(waveform, window, fb, spec, dtype)
+        key = _key(waveform, window, fb, spec, dtype, lengths, affine)
         _calls[key] = weakref.ref(window), weakref.ref(fb), _state(window, fb), spec, call
     return out
 
 
-def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
-    """The gradient of the waveform, in its shape and dtype; arguments as in :func:`flashmel.ops.mel_spectrogram_backward`.
+def features_backward(
+    gradient: Tensor,
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+    output: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the waveform, in its shape and dtype; arguments as in :func:`flashmel.ops.features`.
 
-    One launch on the current stream of the waveform's device; or two where the ends of short rows, or of circular ones, are
-    shared out among teams: the second then folds back what ``center`` padded.
+    One launch on the current stream of the waveform's device; or two where the ends of short rows, of circular ones or of rows with
+    lengths are shared out among teams: the second then folds back what was padded.
+
+    Args:
+        gradient: of the features.
+        output: the features themselves, which a logarithm's derivative needs; computed again if they are not there in float32.
 
     Raises:
-        UnavailableError, RuntimeError: see :func:`mel_spectrogram`.
+        UnavailableError, RuntimeError: see :func:`features`.
     """
     if window.dtype == torch.float64:
         raise UnavailableError("the module is in float64, the fused kernel computes in float32")
     rows = _rows(waveform)
     n_rows, n_samples = rows.shape
-    if mel_gradient.dtype == torch.float64:
-        mel_gradient = mel_gradient.float()
-    mel_rows = mel_gradient.reshape(n_rows, *mel_gradient.shape[-2:])
-    make = torch.zeros if spec.pad < 0 else torch.empty  # what is cropped has no gradient
-    gradient = make((n_rows, n_samples), dtype=rows.dtype, device=rows.device)
-    if gradient.numel() == 0 or mel_rows.numel() == 0:
-        return gradient.zero_().to(waveform.dtype).reshape(waveform.shape)
+    if gradient.dtype == torch.float64:
+        gradient = gradient.float()
+    by_row = gradient.reshape(n_rows, *gradient.shape[-2:])
+    by_row = by_row.mT if spec.epilogue.time_major else by_row
+    # What is cropped or lies behind a row's length has no gradient.
+    make = torch.zeros if spec.pad < 0 or spec.right_margin < 0 or lengths is not None else torch.empty
+    found = make((n_rows, n_samples), dtype=rows.dtype, device=rows.device)
+    if found.numel() == 0 or by_row.numel() == 0:
+        return found.zero_().to(waveform.dtype).reshape(waveform.shape)
+    if spec.epilogue.log is None:
+        output = None
+    elif output is None or output.dtype != torch.float32 or not output.is_contiguous():
+        output = features(waveform, window, fb, spec, torch.float32, lengths, affine)
+    affine = None if affine is None else affine.to(torch.float32).contiguous()
 
     with torch.cuda.device(waveform.device):
         device = waveform.device.index
         tables = _tables_of(window, fb, (spec, device, rows.dtype), lambda: _backward_tables(window, fb, spec, device, rows))
         plan = tables.plan
         assert isinstance(plan, BackwardPlan)
-        kernel = _kernel(spec, plan, device, rows.dtype, mel_rows.dtype, _fits(plan, tables.filters))
+        kernel = _kernel(
+            spec, plan, device, rows.dtype, by_row.dtype, _fits(plan, tables.filters), lengths is not None, affine is not None
+        )
         try:
-            grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1])
+            grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1], lengths is not None)
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
         edges = torch.empty((n_rows, grid.edge_length), dtype=torch.float32, device=rows.device)
-        params = backward_params(spec, plan, grid, rows, mel_rows, gradient, edges, tables)
+        params = backward_params(spec, plan, grid, rows, by_row, found, edges, tables, output, lengths, affine)
         stream = torch._C._cuda_getCurrentRawStream(device)
         kernel.launch(params, grid.blocks, grid.threads, stream)
         if edges.numel() and not grid.fold:
             kernel.launch_fold(params, stream)
-    return gradient.to(waveform.dtype).reshape(waveform.shape)
+    return found.to(waveform.dtype).reshape(waveform.shape)
 
 
 def _rows(waveform: Tensor) -> Tensor:
@@ -321,20 +374,23 @@ def specialisations(
     samples: torch.dtype = torch.float32,
     output: torch.dtype = torch.float32,
     gradient: bool = False,
+    ragged: bool = False,
+    affine: bool = False,
 ) -> list[Specialisation]:
     """The kernels that calls with these tables compile on an architecture: the transform's, and its gradient's. Needs no GPU.
 
     Raises:
         UnsupportedError: a kernel cannot be; the message says why.
     """
-    window_values, fb_values = _values(window, fb)
+    window_values, fb_values = _values(spec, window, fb)
     plan = make_plan(spec, arch, samples.itemsize, environment.frames_per_tile())
     filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
     names = _name(samples), _name(output)
-    found = [Specialisation(spec, plan, arch, *names, _fits(plan, filters))]
+    found = [Specialisation(spec, plan, arch, *names, _fits(plan, filters), ragged, affine)]
     if gradient:
         back = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(fb_values), samples.itemsize)
-        found.append(Specialisation(spec, back, arch, *names, _fits(back, bin_table(fb_values, back, spec.power))))
+        fits = _fits(back, bin_table(fb_values, back, spec.power))
+        found.append(Specialisation(spec, back, arch, *names, fits, ragged, affine))
     return found
 
 
@@ -407,18 +463,24 @@ def _plan(spec: StftSpec, device: int, sample_bytes: int) -> LaunchPlan:
 
 
 def _kernel(
-    spec: StftSpec, plan: LaunchPlan, device: int, samples: torch.dtype, output: torch.dtype, filters_in_shared: bool
+    spec: StftSpec,
+    plan: LaunchPlan,
+    device: int,
+    samples: torch.dtype,
+    output: torch.dtype,
+    filters_in_shared: bool,
+    ragged: bool,
+    affine: bool,
 ) -> Kernel:
-    key = (id(plan), device, samples, output, filters_in_shared)
+    flags = filters_in_shared, ragged, affine
+    key = (id(plan), device, samples, output, *flags)
     if key not in _kernels:
         with _lock:
             if key not in _kernels:
                 _refuse_in_capture("the kernel")
                 found: Kernel | UnavailableError
                 try:
-                    found = Kernel(
-                        Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), filters_in_shared), device
-                    )
+                    found = Kernel(Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), *flags), device)
                 except (toolchain.ToolchainError, CompileError, DriverError) as error:
                     found = UnavailableError(str(error))
                 _kernels[key] = plan, found
@@ -463,25 +525,41 @@ def _place(t: Tensor) -> tuple:
 
 
 def _forward_tables(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
-    window_values, fb_values = _values(window, fb)
-    sample_scale = 1.0 / 32768.0 if samples == torch.int16 else 1.0
+    window_values, fb_values = _available_values(spec, window, fb)
+    sample_scale = spec.scale / 32768.0 if samples == torch.int16 else spec.scale
     host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values, sample_scale)
     return _uploaded(plan, window, fb, host.factors, host.filters, host.n_filters)
 
 
 def _backward_tables(window: Tensor, fb: Tensor, spec: StftSpec, device: int, rows: Tensor) -> _Tables:
-    window_values, fb_values = _values(window, fb)
+    window_values, fb_values = _available_values(spec, window, fb)
     try:
         plan = make_backward_plan(spec, _device(device)[0], fb.shape[1], entries_per_bin(fb_values), rows.element_size())
     except UnsupportedError as error:
         raise UnavailableError(str(error)) from None
-    factors = factor_table(plan, spec.n_fft, spec.normalized, window_values)
+    factors = factor_table(plan, spec.n_fft, spec.normalized, window_values, spec.scale)
     return _uploaded(plan, window, fb, factors, bin_table(fb_values, plan, spec.power), fb.shape[1])
 
 
-def _values(window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _values(spec: StftSpec, window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Raises:
+        UnsupportedError: the kernel cannot take this window.
+    """
     window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
+    over_waveform = spec.preemphasis and spec.preemphasis_scope == "waveform"
+    if over_waveform and (first := padded_window(window_values, spec.n_fft)[0]) != 0:  # a tile lacks the sample before its first
+        raise UnsupportedError(
+            f"the fused kernel pre-emphasises a waveform where the window, padded to n_fft, begins with 0, not with {first:g}"
+        )
     return window_values, fb_values
+
+
+def _available_values(spec: StftSpec, window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        return _values(spec, window, fb)
+    except UnsupportedError as error:
+        raise UnavailableError(str(error)) from None
 
 
 def _uploaded(plan: LaunchPlan, window: Tensor, fb: Tensor, factors: np.ndarray, filters: np.ndarray, n_filters: int) -> _Tables:

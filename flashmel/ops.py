@@ -12,63 +12,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import fused, reference
-from .spec import StftSpec
+from .spec import StftSpec, spec_of
 
 INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16)
 
 _library = torch.library.Library("flashmel", "DEF")
-_TRANSFORM = (
-    "Tensor waveform, Tensor window, Tensor fb, int n_fft, int hop_length, int pad, float power, str normalized, bool center, "
-    "str pad_mode"
+# A spec is its text; a dtype is its name, for AOTInductor of torch 2.11 and before takes one torch.dtype for another.
+_OPERANDS = "Tensor waveform, Tensor window, Tensor fb, str spec, Tensor? lengths=None, Tensor? affine=None"
+_library.define(f'mel_spectrogram({_OPERANDS}, str dtype="") -> Tensor', tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    f"mel_spectrogram_backward(Tensor gradient, {_OPERANDS}, Tensor? features=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
-_library.define(f"mel_spectrogram({_TRANSFORM}, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_library.define(f"mel_spectrogram_backward(Tensor mel_gradient, {_TRANSFORM}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 cached_spec = lru_cache(maxsize=256)(StftSpec)  # also: the same object for the same parameters, by which calls are recalled
-
-
-def mel_spectrogram(
-    waveform: Tensor,
-    window: Tensor,
-    fb: Tensor,
-    spec: StftSpec,
-    dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Mel spectrogram of a waveform, by the fused kernel where it can, else in plain torch.
-
-    Args:
-        waveform: (..., time), real; int16 is scaled by 1/32768.
-        window: (n,) with n up to ``spec.n_fft``; its float64 makes the arithmetic float64.
-        fb: (n_freqs, n_mels).
-        spec: framing, normalisation and power.
-        dtype: of the output; the arithmetic's if None.
-        out: where to write the result, of this dtype and any strides.
-
-    Returns:
-        (..., n_mels, frames), contiguous; or ``out``. Nothing but the arguments is kept for its gradient, which is fused too for
-        the waveform. For window and fb, for a gradient of the gradient, in forward mode and under torch.func it is plain torch's.
-
-    Raises:
-        TypeError: the waveform is not a tensor.
-        ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables; for an ``out``
-            that does not fit, or that a gradient would have to go through.
-    """
-    if out is not None:
-        return _write(out, waveform, window, fb, spec)
-    direct, recorded = _is_direct(waveform), torch.is_grad_enabled()
-    tables_too = recorded and (window.requires_grad or fb.requires_grad)
-    if direct and not tables_too:
-        if recorded and waveform.requires_grad:
-            return _Recorded.apply(waveform, window, fb, spec, dtype)
-        if (recalled := fused.recall(waveform, window, fb, spec, dtype)) is not None:
-            return recalled
-    check(waveform, window, fb, spec)
-    if tables_too or reference.is_transformed(waveform, window, fb):
-        return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
-    if direct:
-        return _run(waveform, window, fb, spec, dtype)
-    return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, *_parameters(spec), dtype)
 
 
 def features(
@@ -79,30 +35,51 @@ def features(
     dtype: torch.dtype | None = None,
     lengths: Tensor | None = None,
     affine: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Features of a waveform: all that the spec and its epilogue say.
+    """A mel spectrogram, or the features that the spec makes of it: by the fused kernel where it can, else in plain torch.
 
     Args:
-        waveform, window, fb, spec, dtype: see :func:`mel_spectrogram`.
+        waveform: (..., time), real; int16 is scaled by 1/32768.
+        window: (n,) with n up to ``spec.n_fft``; its float64 makes the arithmetic float64.
+        fb: (n_freqs, n_mels).
+        spec: framing, prologue, normalisation, power, epilogue.
+        dtype: of the output; the arithmetic's if None.
         lengths: samples of each row, an integer tensor of the waveform's shape without its last axis; each row is what it would be
             alone, cut off there, and its frames behind hold the epilogue's ``pad_value``.
         affine: (2, n_mels), gain and bias per mel, after the epilogue's own.
+        out: where to write the result, of any strides and floating dtype; instead of ``dtype``.
 
     Returns:
-        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major, contiguous; differentiable (twice too) in
-        waveform, window and fb.
+        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major, contiguous; or ``out``. Nothing but the
+        arguments (and, where there is a log, the result) is kept for its gradient, which is fused too for the waveform. For
+        tables, for a gradient of the gradient, in forward mode and under torch.func it is plain torch's.
 
     Raises:
         TypeError: the waveform is not a tensor.
-        ValueError: as :func:`mel_spectrogram`; for lengths of another shape, not integers, or out of range where they are on a CPU
-            (on a GPU they are clamped, for a look at them would wait for it); for an affine of another shape.
+        ValueError: for a waveform that is empty, too short, of another dtype or on another device than the tables; for an ``out``
+            that does not fit, or that a gradient would have to go through; for lengths of another shape, not integers, or out of
+            range where they are on a CPU (on a GPU they are clamped, for a look at them would wait for it); for an affine of
+            another shape.
     """
-    check(waveform, window, fb, spec)
+    if out is not None:
+        return _write(out, waveform, window, fb, spec, lengths, affine)
+    direct, recorded = _is_direct(waveform), torch.is_grad_enabled()
+    tables_too = recorded and (window.requires_grad or fb.requires_grad or (affine is not None and affine.requires_grad))
     if lengths is not None:
         lengths = checked_lengths(lengths, waveform)
-    if affine is not None and affine.shape != (2, fb.shape[1]):
-        raise ValueError(f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, got {tuple(affine.shape)}")
-    return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
+    if direct and not tables_too:
+        if recorded and waveform.requires_grad:
+            return _Recorded.apply(waveform, window, fb, spec, lengths, affine, dtype)
+        if (recalled := fused.recall(waveform, window, fb, spec, dtype, lengths, affine)) is not None:
+            return recalled
+    check(waveform, window, fb, spec, affine)
+    if tables_too or reference.is_transformed(waveform, window, fb):
+        return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
+    if direct:
+        return _run(waveform, window, fb, spec, dtype, lengths, affine)
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, spec.text, lengths, affine, name)
 
 
 def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
@@ -118,37 +95,44 @@ def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
         low, high = (int(end) for end in lengths.aminmax())
         if low < 0 or high > waveform.shape[-1]:
             raise ValueError(f"lengths must lie between 0 and the waveform's {waveform.shape[-1]} samples, got {low} to {high}")
-    return lengths.to(waveform.device, non_blocking=True)
+    return lengths.to(waveform.device, torch.int64, non_blocking=True).contiguous()
 
 
-def _run(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
+def _run(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
     if waveform.is_cuda:
         try:
-            return fused.mel_spectrogram(waveform, window, fb, spec, dtype)
+            return fused.features(waveform, window, fb, spec, dtype, lengths, affine)
         except fused.UnavailableError as reason:
             _warn_once(f"running in plain torch on {waveform.device}: {reason}")
-    return reference.mel_spectrogram(waveform, window, fb, spec, dtype)
+    return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
 
 
-def _write(out: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
-    check(waveform, window, fb, spec)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (out, waveform, window, fb)):
+def _write(
+    out: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, lengths: Tensor | None, affine: Tensor | None
+) -> Tensor:
+    check(waveform, window, fb, spec, affine)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (out, waveform, window, fb, affine)):
         raise ValueError("out= records no gradient: call it under torch.no_grad(), or without out=")
-    shape = (*waveform.shape[:-1], fb.shape[1], spec.frame_count(waveform.shape[-1]))
+    shape = spec.output_shape(waveform.shape, fb.shape[1])
     if out.shape != shape or out.device != waveform.device or not out.is_floating_point():
         raise ValueError(
             f"out must be a floating-point tensor of shape {shape} on {waveform.device}, "
             f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
         )
+    if lengths is not None:
+        lengths = checked_lengths(lengths, waveform)
     direct = _is_direct(waveform) and type(out) is Tensor and out.is_contiguous() and not out.is_neg()
-    if not direct or fused.recall(waveform, window, fb, spec, out.dtype, out) is None:
-        out.copy_(mel_spectrogram(waveform, window, fb, spec, out.dtype))
+    if not direct or fused.recall(waveform, window, fb, spec, out.dtype, lengths, affine, out) is None:
+        out.copy_(features(waveform, window, fb, spec, out.dtype, lengths, affine))
     return out
-
-
-def _parameters(spec: StftSpec) -> tuple[Any, ...]:
-    """A spec as the operators take it: see ``_arguments``."""
-    return spec.n_fft, spec.hop_length, spec.pad, spec.power, spec.normalized, spec.center, spec.pad_mode
 
 
 def _is_direct(waveform: Tensor) -> bool:
@@ -172,15 +156,25 @@ class _Recorded(torch.autograd.Function):
     """The operator's gradient without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
-        ctx.save_for_backward(waveform, window, fb)
-        ctx.spec = spec
-        out = fused.recall(waveform, window, fb, spec, dtype)
-        return mel_spectrogram(waveform, window, fb, spec, dtype) if out is None else out
+    def forward(
+        ctx: Any,
+        waveform: Tensor,
+        window: Tensor,
+        fb: Tensor,
+        spec: StftSpec,
+        lengths: Tensor | None,
+        affine: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        operands = waveform, window, fb, spec, dtype, lengths, affine
+        found = fused.recall(*operands)
+        found = features(*operands) if found is None else found
+        _keep(ctx, operands, found)
+        return found
 
     @staticmethod
-    def backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, mel_gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, gradient)
 
 
 def path(spec: StftSpec, device: torch.device) -> str:
@@ -188,8 +182,8 @@ def path(spec: StftSpec, device: torch.device) -> str:
     return fused.path(spec, device)
 
 
-def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
-    """Raise what :func:`mel_spectrogram` raises for arguments that it cannot take."""
+def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, affine: Tensor | None = None) -> None:
+    """Raise what :func:`features` raises for arguments that it cannot take, but for lengths."""
     if not isinstance(waveform, Tensor):
         raise TypeError(f"waveform must be a torch.Tensor, got {type(waveform).__name__}: convert an array with torch.from_numpy")
     if waveform.dtype not in INPUT_DTYPES:
@@ -206,6 +200,8 @@ def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> None:
         raise ValueError(f"window must have one axis of 1 to n_fft = {spec.n_fft} values, got shape {tuple(window.shape)}")
     if fb.dim() != 2 or fb.shape[0] != spec.n_freqs:
         raise ValueError(f"filterbank must have shape (n_freqs, n_mels) with n_freqs = {spec.n_freqs}, got {tuple(fb.shape)}")
+    if affine is not None and affine.shape != (2, fb.shape[1]):
+        raise ValueError(f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, got {tuple(affine.shape)}")
     spec.check_length(waveform.shape[-1])
 
 
@@ -222,17 +218,13 @@ def _arguments(
     waveform: Tensor,
     window: Tensor,
     fb: Tensor,
-    n_fft: int,
-    hop_length: int,
-    pad: int,
-    power: float,
-    normalized: str,
-    center: bool,
-    pad_mode: str,
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor, StftSpec, torch.dtype | None]:
-    """The operator's arguments as those of the two paths. The window's own length counts, and may be symbolic here."""
-    return waveform, window, fb, cached_spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode), dtype
+    spec: str,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+    dtype: str = "",
+) -> tuple[Tensor, Tensor, Tensor, StftSpec, torch.dtype | None, Tensor | None, Tensor | None]:
+    """The operator's arguments as those of the two paths."""
+    return waveform, window, fb, spec_of(spec), getattr(torch, dtype) if dtype else None, lengths, affine
 
 
 def _forward(*operands: Any, **keywords: Any) -> Tensor:
@@ -240,40 +232,60 @@ def _forward(*operands: Any, **keywords: Any) -> Tensor:
 
 
 def _fake(*operands: Any, **keywords: Any) -> Tensor:
-    waveform, window, fb, spec, dtype = _arguments(*operands, **keywords)
-    frames = spec.frame_count(waveform.shape[-1])
-    return waveform.new_empty((*waveform.shape[:-1], fb.shape[1], frames), dtype=dtype or reference.compute_dtype(window))
+    waveform, window, fb, spec, dtype, _, _ = _arguments(*operands, **keywords)
+    return waveform.new_empty(spec.output_shape(waveform.shape, fb.shape[1]), dtype=dtype or reference.compute_dtype(window))
 
 
-def _run_backward(mel_gradient: Tensor, *operands: Any) -> Tensor:
-    waveform, window, fb, spec, _ = _arguments(*operands)
+def _run_backward(
+    gradient: Tensor,
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: str,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+    features: Tensor | None = None,
+) -> Tensor:
+    operands = waveform, window, fb, spec_of(spec), lengths, affine
     if waveform.is_cuda:
         try:
-            return fused.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
+            return fused.features_backward(gradient, *operands, features)
         except fused.UnavailableError as reason:
             _warn_once(f"the gradient runs in plain torch on {waveform.device}: {reason}")
-    return reference.mel_spectrogram_backward(mel_gradient, waveform, window, fb, spec)
+    return reference.features_backward(gradient, *operands)
 
 
-def _fake_backward(mel_gradient: Tensor, waveform: Tensor, *_: Any) -> Tensor:
+def _fake_backward(gradient: Tensor, waveform: Tensor, *_: Any, **__: Any) -> Tensor:
     return waveform.new_empty(waveform.shape)
 
 
+def _keep(ctx: Any, operands: tuple[Any, ...], output: Tensor) -> None:
+    waveform, window, fb, ctx.spec, _, lengths, affine = operands
+    ctx.save_for_backward(waveform, window, fb, lengths, affine, None if ctx.spec.epilogue.log is None else output)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.spec, _ = _arguments(*inputs)
-    ctx.save_for_backward(*tensors)
+    _keep(ctx, _arguments(*inputs), output)
 
 
-def _backward(ctx: Any, mel_gradient: Tensor) -> tuple[Tensor | None, ...]:
-    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
-    gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    if torch.is_grad_enabled() or any(needed[1:]):  # a gradient of the gradient may follow
-        found = iter(reference.vector_jacobian_product(mel_gradient, tensors, needed, ctx.spec))
-        gradients[:3] = [next(found) if need else None for need in needed]
-    elif needed[0]:
-        gradients[0] = torch.ops.flashmel.mel_spectrogram_backward(mel_gradient, *tensors, *_parameters(ctx.spec))
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    waveform, window, fb, lengths, affine, output = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    gradients: list[Tensor | None] = [None] * len(needed)
+    places = [place for place in _TENSORS if place < len(needed) and needed[place]]
+    if torch.is_grad_enabled() or any(place > 0 for place in places):  # a gradient of the gradient may follow
+        found = reference.vector_jacobian_product(
+            gradient, (waveform, window, fb, affine), [p in places for p in _TENSORS], ctx.spec, lengths
+        )
+        for place, value in zip(places, found, strict=True):
+            gradients[place] = value
+    elif places:
+        operands = waveform, window, fb, ctx.spec.text, lengths, affine, output
+        gradients[0] = torch.ops.flashmel.mel_spectrogram_backward(gradient, *operands)
     return tuple(gradients)
 
+
+_TENSORS = (0, 1, 2, 5)  # among the operator's arguments, those with gradients: waveform, window, fb, affine
 
 _library.impl("mel_spectrogram", _forward, "CompositeExplicitAutograd")
 torch.library.register_fake("flashmel::mel_spectrogram", _fake, lib=_library)

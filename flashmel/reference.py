@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,20 +73,42 @@ def spectrogram(waveform: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
 
 
 def vector_jacobian_product(
-    mel_gradient: Tensor, tensors: tuple[Tensor, ...], needed: tuple[bool, ...], spec: StftSpec
+    gradient: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    needed: Sequence[bool],
+    spec: StftSpec,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of :func:`mel_spectrogram` for those of (waveform, window, fb) that are needed, given the gradient of its result.
+    """Gradients of :func:`features` for those of (waveform, window, fb, affine) that are needed, given the gradient of its result.
 
-    Where gradients are recorded, these are recorded too, as functions of all four tensors.
+    Where gradients are recorded, these are recorded too, as functions of all the tensors.
     """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         if not recorded:
-            tensors = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
-        waveform, window, fb = tensors
-        mel = mel_spectrogram(waveform, window, fb, spec, None)
-        inputs = [t for t, need in zip(tensors, needed, strict=True) if need]
-        return torch.autograd.grad(mel, inputs, mel_gradient.to(mel.dtype), create_graph=recorded)
+            pairs = zip(tensors, needed, strict=True)
+            tensors = tuple(None if t is None else t.detach().requires_grad_(need) for t, need in pairs)  # type: ignore[assignment]
+        waveform, window, fb, affine = tensors
+        found = features(waveform, window, fb, spec, None, lengths, affine)
+        inputs = [t for t, need in zip(tensors, needed, strict=True) if t is not None and need]
+        return torch.autograd.grad(found, inputs, gradient.to(found.dtype), create_graph=recorded)
+
+
+def features_backward(
+    gradient: Tensor,
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """Gradient of :func:`features` for the waveform, in its shape and dtype, given the gradient of the result."""
+    if spec.is_plain and lengths is None and affine is None:
+        return mel_spectrogram_backward(gradient, waveform, window, fb, spec)
+    with torch.no_grad():
+        (found,) = vector_jacobian_product(gradient, (waveform, window, fb, affine), (True, False, False, False), spec, lengths)
+    return found
 
 
 def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,8 @@ class Epilogue:
             )
         if self.masked_frames < 0:
             raise ValueError(f"masked_frames must not be negative, got {self.masked_frames!r}")
+        for name in ("floor", "log_floor", "gain", "bias", "pad_value"):
+            object.__setattr__(self, name, float(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class StftSpec:
     epsilon: float = 0.0  # of |X|**2, before the root
     epsilon_mode: str = "add"  # or "max": of |X|**2 and epsilon
     epilogue: Epilogue = Epilogue()
+    # All that is not by default, as JSON, from which spec_of() makes it again. (No property, for torch.compile follows none.)
+    text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("n_fft", "win_length", "hop_length"):
@@ -133,6 +139,19 @@ class StftSpec:
         for name in ("scale", "preemphasis", "epsilon"):
             if not _is_finite(getattr(self, name)) or getattr(self, name) < 0:
                 raise ValueError(f"{name} must be a finite number and not negative, got {getattr(self, name)!r}")
+        for name in ("power", "scale", "preemphasis", "epsilon"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if self.margins is not None:
+            object.__setattr__(self, "margins", (int(self.margins[0]), int(self.margins[1])))
+        object.__setattr__(self, "text", json.dumps(_changed(self)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a mel spectrogram of torchaudio's parameters, without anything of front-ends."""
+        plain = StftSpec(
+            self.n_fft, self.win_length, self.hop_length, self.pad, self.power, self.normalized, self.center, self.pad_mode
+        )
+        return self == plain
 
     @property
     def n_freqs(self) -> int:
@@ -166,6 +185,12 @@ class StftSpec:
     def frame_count(self, n_samples: int) -> int:
         """The frame formula alone, without the checks of :meth:`frames` (also for symbolic lengths)."""
         return 1 + (n_samples + 2 * self.pad + self.margin + self.right_margin - self.n_fft) // self.hop_length
+
+    def output_shape(self, shape: tuple[int, ...], n_mels: int) -> tuple[int, ...]:
+        """Of the features of a waveform of such a shape (..., time)."""
+        *batch, n_samples = shape
+        axes = (n_mels, self.frame_count(n_samples))
+        return (*batch, *(axes[::-1] if self.epilogue.time_major else axes))
 
     def valid_frames(self, n_samples: Any) -> Any:
         """Frames that a row of so many samples has if it is alone: 0 if it is too short for one, and without masked ones.
@@ -240,6 +265,30 @@ class StftSpec:
         j = j - self.pad
         valid = inside & (j >= 0) & (j < n_samples)
         return np.where(valid, j, 0), valid
+
+
+def _changed(instance: StftSpec | Epilogue) -> dict[str, Any]:
+    values = {part.name: (getattr(instance, part.name), part.default) for part in fields(instance) if part.init}
+    return {
+        name: _changed(value) if isinstance(value, Epilogue) else value
+        for name, (value, default) in values.items()
+        if value != default
+    }
+
+
+@lru_cache(maxsize=1024)
+def spec_of(text: str) -> StftSpec:
+    """The spec of :attr:`StftSpec.text`: the same object for the same text, by which calls are recalled.
+
+    Raises:
+        ValueError, TypeError: it is no such text.
+    """
+    values = json.loads(text)
+    if "epilogue" in values:
+        values["epilogue"] = Epilogue(**values["epilogue"])
+    if "margins" in values:
+        values["margins"] = tuple(values["margins"])
+    return StftSpec(**values)
 
 
 @dataclass(frozen=True)

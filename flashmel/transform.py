@@ -1,4 +1,4 @@
-"""The public nn.Module: torchaudio's arguments, attributes and buffers in front of :func:`flashmel.ops.mel_spectrogram`."""
+"""The public nn.Module: torchaudio's arguments, attributes and buffers in front of :func:`flashmel.ops.features`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class MelSpectrogram(nn.Module):
         """Mel spectrogram (..., n_mels, frames) of a waveform (..., time); see the class for dtypes and errors."""
         modules = self._modules
         window, fb = table(modules["spectrogram"], "window"), table(modules["mel_scale"], "fb")
-        return ops.mel_spectrogram(waveform, window, fb, self.spec, self.dtype)
+        return ops.features(waveform, window, fb, self.spec, self.dtype)
 
     def warmup(self, dtype: torch.dtype = torch.float32, *, gradient: bool = False) -> None:
         """Make ready all that calls on the module's device need: kernels compiled or read from the cache, and loaded; tables made.

@@ -42,13 +42,13 @@ def kernels(monkeypatch):
 
 
 def call(module, x, dtype=None):
-    return fused.mel_spectrogram(x, module.spectrogram.window, module.mel_scale.fb, module.spec, dtype)
+    return fused.features(x, module.spectrogram.window, module.mel_scale.fb, module.spec, dtype)
 
 
 def call_backward(module, x, g=None, dtype=torch.float32):
     if g is None:
         g = torch.ones(*x.shape[:-1], module.n_mels, module.spec.frames(x.shape[-1]), dtype=dtype)
-    return fused.mel_spectrogram_backward(g, x, module.spectrogram.window, module.mel_scale.fb, module.spec)
+    return fused.features_backward(g, x, module.spectrogram.window, module.mel_scale.fb, module.spec)
 
 
 def test_a_configuration_is_planned_and_compiled_once(kernels, monkeypatch):
