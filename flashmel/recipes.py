@@ -165,8 +165,8 @@ def _kaldi(
     gain: float = 1.0,
     bias: float = 0.0,
     pad_value: float = 0.0,
-    source: str = "torchaudio.compliance.kaldi.fbank and kaldi-native-fbank without dither and energy; frame_length and frame_shift "
-    "in ms, f_max up to 0 counts from the Nyquist frequency, scale is of the samples (32768 for Kaldi's own)",
+    source: str = "torchaudio.compliance.kaldi.fbank and kaldi-native-fbank, without dither and energy; frame_length and "
+    "frame_shift are in ms, f_max up to 0 counts from the Nyquist frequency, scale is of the samples (32768 for Kaldi's own)",
     **fields: Any,
 ) -> Recipe:
     win_length, hop_length = int(sample_rate * frame_length * 0.001), int(sample_rate * frame_shift * 0.001)
@@ -189,7 +189,7 @@ def _kaldi(
     )  # fmt: skip
 
 
-def _seamless(pad_value: float, source: str) -> Recipe:
+def _seamless(pad_value: float = 0.0, source: str = "") -> Recipe:
     rule = Normalization("variance", ddof=1, eps=1e-7, eps_mode="variance", pad_value=pad_value)
     return _kaldi(n_mels=80, scale=INT16, normalization=rule, stack=2, frame_multiple=2, source=source)
 
@@ -359,10 +359,10 @@ def _speecht5() -> Recipe:
 
 
 def _decibels(
-    sample_rate: int,
-    n_fft: int,
-    hop_length: int,
-    n_mels: int,
+    sample_rate: int = 32000,
+    n_fft: int = 1024,
+    hop_length: int = 320,
+    n_mels: int = 64,
     f_min: float = 50.0,
     f_max: float | None = 14000.0,
     scale: str = "slaney",
@@ -422,8 +422,8 @@ def _loss_encodec(n_fft: int = 1024, n_mels: int = 64, sample_rate: int = 24000)
     hop_length = n_fft // 4
     margin = (n_fft - hop_length) // 2
     return Recipe(
-        source="one scale of audiocraft's multi-scale mel loss, the logarithm (read; compared with its formula); audiocraft fills up "
-        "a partial last frame with zeros, which is left off here",
+        source="one scale of audiocraft's multi-scale mel loss, the logarithm (read; compared with its formula); audiocraft fills "
+        "up a partial last frame with zeros, which is left off here",
         sample_rate=sample_rate,
         spec=StftSpec(
             n_fft, n_fft, hop_length, margins=(margin, margin), normalized="window", epilogue=Epilogue("log10", 1e-5, "add")
@@ -447,26 +447,27 @@ def _loss_auraloss(sample_rate: int = 44100, n_fft: int = 1024, hop_length: int 
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "whisper": _whisper,
-    "whisper-large-v3": partial(_whisper, 128),
+    "whisper-large-v3": partial(_whisper, n_mels=128),
     "voxtral-realtime": _voxtral_realtime,
     "qwen2-audio": partial(
-        _whisper, 128, 480000,
+        _whisper, n_mels=128, n_samples=480000,
         source="transformers.WhisperFeatureExtractor(feature_size=128) over 30 s; the checkpoint's configuration was not read",
     ),
     "qwen3-asr": partial(
-        _whisper, 128, min_samples=8000, frame_multiple=100,
-        source="transformers' Qwen3-ASR processing: at least 8000 samples, frames filled up with zeros to a multiple of 100 (read, "
-        "not run; the checkpoint's configuration was not read)",
+        _whisper, n_mels=128, min_samples=8000, frame_multiple=100,
+        source="transformers.Qwen3ASRFeatureExtractor with padding=True: at least 8000 samples, frames filled up with zeros to a "
+        "multiple of 100 (the checkpoint's configuration was not read)",
     ),
     "nemo": _nemo,
-    "nemo-128": partial(_nemo, 128),
+    "nemo-128": partial(_nemo, n_mels=128),
     "nemo-none": partial(_nemo, normalize="none"),
-    "parakeet": partial(_nemo, 80, time_major=True, source="transformers.ParakeetFeatureExtractor (feature_size=n_mels)"),
-    "parakeet-128": partial(_nemo, 128, time_major=True, source="transformers.ParakeetFeatureExtractor(feature_size=128)"),
+    "parakeet": partial(_nemo, time_major=True, source="transformers.ParakeetFeatureExtractor (feature_size=n_mels)"),
+    "parakeet-128": partial(_nemo, n_mels=128, time_major=True, source="transformers.ParakeetFeatureExtractor(feature_size=128)"),
     "kaldi-fbank": _kaldi,
-    "seamless-m4t": partial(_seamless, 0.0, "transformers.SeamlessM4TFeatureExtractor"),
+    "seamless-m4t": partial(_seamless, source="transformers.SeamlessM4TFeatureExtractor"),
     "w2v-bert": partial(
-        _seamless, 1.0, "transformers.SeamlessM4TFeatureExtractor(padding_value=1.0); that checkpoints have 1.0 was not read"
+        _seamless, pad_value=1.0,
+        source="transformers.SeamlessM4TFeatureExtractor(padding_value=1.0); that checkpoints have 1.0 was not read",
     ),
     "speech-to-text": partial(
         _kaldi, n_mels=80, scale=INT16, normalization=Normalization("variance"), source="transformers.Speech2TextFeatureExtractor"
@@ -502,33 +503,36 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "lasr": _lasr,
     "hifigan": _hifigan,
     "bigvgan-22k": partial(_hifigan, source="NVIDIA/BigVGAN mel_spectrogram, 22 kHz 80 bands (f_max=None for fmax null)"),
-    "bigvgan-24k": partial(_hifigan, 24000, n_mels=100, f_max=12000.0, source="NVIDIA/BigVGAN mel_spectrogram, 24 kHz 100 bands"),
+    "bigvgan-24k": partial(
+        _hifigan, sample_rate=24000, n_mels=100, f_max=12000.0, source="NVIDIA/BigVGAN mel_spectrogram, 24 kHz 100 bands"
+    ),
     "bigvgan-44k": partial(
-        _hifigan, 44100, n_mels=128, f_max=None, source="NVIDIA/BigVGAN mel_spectrogram, v2 44 kHz 128 bands (n_fft=2048, "
-        "hop_length=512 for 512x)",
+        _hifigan, sample_rate=44100, n_mels=128, f_max=None,
+        source="NVIDIA/BigVGAN mel_spectrogram, v2 44 kHz 128 bands (n_fft=2048, hop_length=512 for 512x)",
     ),
     "cosyvoice2": partial(
-        _hifigan, 24000, 1920, 480, source="CosyVoice 2 and 3, Matcha-TTS' mel_spectrogram (f_max=None for version 3)"
+        _hifigan, sample_rate=24000, n_fft=1920, hop_length=480,
+        source="CosyVoice 2 and 3, Matcha-TTS' mel_spectrogram (f_max=None for version 3)",
     ),
     "matcha": partial(
         _hifigan, mean=-5.536622, deviation=2.116101, source="Matcha-TTS mel_spectrogram, then LJSpeech's mean and deviation"
     ),
     "vocos": _vocos,
-    "f5-tts": partial(_vocos, 1e-5, source="f5-tts get_vocos_mel_spectrogram (read; compared with its formula)"),
+    "f5-tts": partial(_vocos, floor=1e-5, source="f5-tts get_vocos_mel_spectrogram (read; compared with its formula)"),
     "tacotron2": _tacotron2,
     "univnet": _univnet,
     "speecht5": _speecht5,
     "clap-fusion": partial(
-        _decibels, 48000, 1024, 480, 64, scale="htk", table="exact",
+        _decibels, sample_rate=48000, hop_length=480, scale="htk", table="exact",
         source="transformers.ClapFeatureExtractor, truncation fusion, of the whole clip (f_min 50 as in LAION's code, not the "
         "class's 0; checkpoints not read)",
     ),
     "clap-unfused": partial(
-        _decibels, 48000, 1024, 480, 64, table="exact",
+        _decibels, sample_rate=48000, hop_length=480, table="exact",
         source="transformers.ClapFeatureExtractor, truncation rand_trunc, of the whole clip (f_min 50 as in LAION's code, not the "
         "class's 0; checkpoints not read)",
     ),
-    "panns": partial(_decibels, 32000, 1024, 320, 64, source="PANNs Cnn14 by torchlibrosa Spectrogram and LogmelFilterBank"),
+    "panns": partial(_decibels, source="PANNs Cnn14 by torchlibrosa Spectrogram and LogmelFilterBank"),
     "librosa": _librosa,
     "librosa-db": partial(
         _librosa, log=True, top_db=80.0,
