@@ -6,7 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from . import environment
 from .jit import toolchain
 from .jit.bundle import loaded_bundles
 from .jit.compiler import CompileError
-from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams
-from .jit.source import Specialisation
+from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams, NormalizeParams
+from .jit.source import NormalizeSpecialisation, Specialisation
 from .plan import (
     Architecture,
     BackwardLaunch,
@@ -33,7 +34,7 @@ from .plan import (
     make_backward_plan,
     make_plan,
 )
-from .spec import StftSpec
+from .spec import Normalization, StftSpec
 from .tables import bin_table, entries_per_bin, factor_table, kernel_tables, padded_window
 
 
@@ -53,7 +54,7 @@ class _Tables(NamedTuple):
 _lock = threading.RLock()  # one thread prepares; the others wait for what it makes
 # Plans are hashed once a configuration, here; what follows from a plan is kept under its id, and keeps it.
 _plans: dict[tuple, LaunchPlan | UnavailableError] = {}
-_kernels: dict[tuple, tuple[LaunchPlan, Kernel | UnavailableError]] = {}
+_kernels: dict[tuple, tuple[object, Kernel | UnavailableError]] = {}
 _tables: dict[tuple, _Tables] = {}
 _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
 # By all that a call depends on: window and fb, their state, spec (which its id in the key keeps alive), and the prepared call.
@@ -84,14 +85,20 @@ class _Call(NamedTuple):
     kernel: Kernel
     blocks: int
     threads: int
-    params: bytes  # LaunchParams
+    tiles: int  # of a row
+    params: bytes  # LaunchParams, without what changes from call to call
     shape: tuple[int, ...]  # of the output
     dtype: torch.dtype
     device: torch.device
     alignment: _Alignment
 
     def run(
-        self, waveform: Tensor, lengths: Tensor | None = None, affine: Tensor | None = None, out: Tensor | None = None
+        self,
+        waveform: Tensor,
+        lengths: Tensor | None = None,
+        affine: Tensor | None = None,
+        out: Tensor | None = None,
+        maxima: Tensor | None = None,
     ) -> Tensor:
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -104,6 +111,8 @@ class _Call(NamedTuple):
         if affine is not None:
             affine = affine.to(torch.float32).contiguous()
             params.affine = affine.data_ptr()
+        if maxima is not None:
+            params.maxima = maxima.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
             self._launch(params, index)
@@ -130,9 +139,21 @@ def _key(
     dtype: torch.dtype | None,
     lengths: Tensor | None,
     affine: Tensor | None,
+    maxima: bool,
 ) -> tuple:
     layout = waveform.dtype, waveform.get_device(), waveform.shape, waveform.stride()
-    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, *layout
+    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, maxima, *layout
+
+
+def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
+    """The call of an earlier time with these tables, in the state that they had then."""
+    found = _calls.get(key)
+    if found is None:
+        return None
+    its_window, its_fb, state, _, call = found
+    if its_window() is not window or its_fb() is not fb or state != _state(window, fb):
+        return None
+    return call
 
 
 def recall(
@@ -149,13 +170,8 @@ def recall(
 
     ``out``, if given, is contiguous, of this dtype, and of the result's shape and device.
     """
-    found = _calls.get(_key(waveform, window, fb, spec, dtype, lengths, affine))
-    if found is None:
-        return None
-    its_window, its_fb, state, _, call = found
-    if its_window() is not window or its_fb() is not fb or state != _state(window, fb):
-        return None
-    return call.run(waveform, lengths, affine, out)
+    call = _found(window, fb, _key(waveform, window, fb, spec, dtype, lengths, affine, False))
+    return None if call is None else call.run(waveform, lengths, affine, out)
 
 
 def features(
@@ -173,40 +189,107 @@ def features(
         UnavailableError: this configuration or machine has no fused path.
         RuntimeError: a CUDA graph is being captured and the configuration was not run before.
     """
-    if (recalled := recall(waveform, window, fb, spec, dtype, lengths, affine)) is not None:
-        return recalled
-    if window.dtype == torch.float64:
-        raise UnavailableError("the module is in float64, the fused kernel computes in float32")
     if dtype == torch.float64:
         return features(waveform, window, fb, spec, torch.float32, lengths, affine).double()
+    if waveform.numel() == 0 or fb.shape[1] == 0:
+        return _nothing(waveform, fb, spec, dtype)
+    rows, call = _prepared(waveform, window, fb, spec, dtype, lengths, affine)
+    return call.run(rows, lengths, affine)
+
+
+def normalized_features(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    rule: Normalization,
+    dtype: torch.dtype | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """:func:`features` normalised over time, in two launches.
+
+    Raises:
+        UnavailableError, RuntimeError: see :func:`features`.
+    """
+    by_maximum, late = rule.kind == "maximum", dtype or torch.float32
+    if late == torch.float64 or (by_maximum and not (rule.gain > 0 and affine is None)):
+        raise UnavailableError("the fused normalisation is in float32, and its gain is positive")
+    if waveform.numel() == 0 or fb.shape[1] == 0:
+        return _nothing(waveform, fb, spec, dtype)
+    if by_maximum:  # it commutes with gain, bias and rounding, which are therefore the first launch's business
+        spec, early = _normalised_before(spec, rule), late
+    else:
+        early = torch.float32
+    rows, call = _prepared(waveform, window, fb, spec, early, lengths, affine, by_maximum)
+    n_maxima = call.tiles * (call.tables.plan.threads // 32) if by_maximum else 0
+    maxima = torch.empty((len(rows), n_maxima), dtype=torch.float32, device=rows.device)
+    found = call.run(rows, lengths, affine, None, maxima if by_maximum else None)
+    out = found if late == early else torch.empty(found.shape, dtype=late, device=found.device)
+    n_mels, frames = (found.mT if spec.epilogue.time_major else found).shape[-2:]
+    with torch.cuda.device(rows.device):
+        device = rows.device.index
+        kernel = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
+        if by_maximum:
+            blocks = max(1, min(-(-n_mels * frames // 8192), 4 * _device(device)[1] // len(rows)))
+        else:
+            blocks = -(-n_mels // 8) if spec.epilogue.time_major else n_mels
+        pointers = (found.data_ptr(), out.data_ptr(), maxima.data_ptr(), 0 if lengths is None else lengths.data_ptr())
+        params = NormalizeParams(*pointers, rows.shape[1], frames, n_maxima, len(rows), n_mels)
+        kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
+    return out
+
+
+def _nothing(waveform: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
+    shape = spec.output_shape(waveform.shape, fb.shape[1])
+    return torch.empty(shape, dtype=dtype or torch.float32, device=waveform.device)
+
+
+@lru_cache(maxsize=256)
+def _normalised_before(spec: StftSpec, rule: Normalization) -> StftSpec:
+    """The spec with a rule's gain, bias and pad value in its epilogue."""
+    end = spec.epilogue
+    end = replace(end, gain=end.gain * rule.gain, bias=end.bias * rule.gain + rule.bias, pad_value=rule.pad_value)
+    return replace(spec, epilogue=end)
+
+
+def _prepared(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None,
+    affine: Tensor | None,
+    maxima: bool = False,
+) -> tuple[Tensor, _Call]:
+    """The waveform as rows, and the call to make with them."""
+    key = _key(waveform, window, fb, spec, dtype, lengths, affine, maxima)
+    if (call := _found(window, fb, key)) is not None:
+        return waveform.reshape(-1, waveform.shape[-1]), call
+    if window.dtype == torch.float64:
+        raise UnavailableError("the module is in float64, the fused kernel computes in float32")
     rows = _rows(waveform)
     n_rows, n_samples = rows.shape
-    shape = spec.output_shape(waveform.shape, fb.shape[1])
-    out = torch.empty(shape, dtype=dtype or torch.float32, device=waveform.device)
-    if out.numel() == 0:
-        return out
-
+    shape, dtype = spec.output_shape(waveform.shape, fb.shape[1]), dtype or torch.float32
     with torch.cuda.device(waveform.device):
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
-        kernel = _kernel(
-            spec, plan, device, rows.dtype, out.dtype, _fits(plan, tables.filters), lengths is not None, affine is not None
-        )
+        flags = _fits(plan, tables.filters), lengths is not None, affine is not None, maxima
+        kernel = _kernel(spec, plan, device, rows.dtype, dtype, *flags)
         try:
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from None
-    params = bytes(launch_params(spec, plan, grid, rows, out, tables))
+    params = bytes(launch_params(spec, plan, grid, rows, shape, tables))
     alignment = _Alignment.of(spec, plan, rows)
-    call = _Call(tables, kernel, grid.blocks, grid.threads, params, shape, out.dtype, out.device, alignment)
-    call.run(rows, lengths, affine, out)
+    call = _Call(tables, kernel, grid.blocks, grid.threads, grid.tiles, params, shape, dtype, waveform.device, alignment)
     if rows.data_ptr() == waveform.data_ptr() and not (window.is_inference() or fb.is_inference()):
         if len(_calls) >= _MAX_CALLS:
             _calls.clear()
-        key = _key(waveform, window, fb, spec, dtype, lengths, affine)
         _calls[key] = weakref.ref(window), weakref.ref(fb), _state(window, fb), spec, call
-    return out
+    return rows, call
 
 
 def features_backward(
@@ -285,20 +368,17 @@ def launch_params(
     plan: LaunchPlan,
     grid: Launch,
     rows: Tensor,
-    out: Tensor,
+    shape: tuple[int, ...],
     tables: _Tables,
-    lengths: Tensor | None = None,
-    affine: Tensor | None = None,
 ) -> LaunchParams:
-    """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and ``out`` (..., n_mels, frames).
-
-    ``lengths`` (rows,) and ``affine`` (2, n_mels), if there are any, are contiguous, int64 and float32.
+    """The kernel's arguments for ``rows`` (rows, time), their samples side by side, and features of a shape; but for the places
+    of all that is not in the tables.
     """
     n_rows, n_samples = rows.shape
-    n_mels, frames = (out.mT if spec.epilogue.time_major else out).shape[-2:]
+    n_mels, frames = shape[-2:][:: -1 if spec.epilogue.time_major else 1]
     return LaunchParams(
-        rows.data_ptr(),
-        out.data_ptr(),
+        None,
+        None,
         tables.factors.data_ptr(),
         tables.filters.data_ptr(),
         n_samples,
@@ -311,11 +391,10 @@ def launch_params(
         grid.step,
         grid.first_inner,
         grid.inner,
-        _Alignment.of(spec, plan, rows).holds_at(rows.data_ptr()),
+        False,
         n_mels,
         tables.n_filters,
         len(tables.filters),
-        *(None if t is None else t.data_ptr() for t in (lengths, affine)),
     )
 
 
@@ -468,22 +547,39 @@ def _kernel(
     device: int,
     samples: torch.dtype,
     output: torch.dtype,
-    filters_in_shared: bool,
-    ragged: bool,
-    affine: bool,
+    *flags: bool,
 ) -> Kernel:
-    flags = filters_in_shared, ragged, affine
+    """``flags`` are those of :class:`Specialisation`, in its order."""
     key = (id(plan), device, samples, output, *flags)
+
+    def make() -> Kernel:
+        s = Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), *flags)
+        return Kernel(s, device)
+
+    return _kernel_of(key, plan, make)
+
+
+def _normalize_kernel(
+    rule: Normalization, spec: StftSpec, device: int, samples: torch.dtype, output: torch.dtype, ragged: bool
+) -> Kernel:
+    def make() -> Kernel:
+        return Kernel(NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged), device)
+
+    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, make)
+
+
+def _kernel_of(key: tuple, kept: object, make: Callable[[], Kernel]) -> Kernel:
+    """The kernel of a key, made once. ``kept`` is what the key has the id of."""
     if key not in _kernels:
         with _lock:
             if key not in _kernels:
                 _refuse_in_capture("the kernel")
                 found: Kernel | UnavailableError
                 try:
-                    found = Kernel(Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), *flags), device)
+                    found = make()
                 except (toolchain.ToolchainError, CompileError, DriverError) as error:
                     found = UnavailableError(str(error))
-                _kernels[key] = plan, found
+                _kernels[key] = kept, found
     _, kernel = _kernels[key]
     if isinstance(kernel, UnavailableError):
         raise UnavailableError(*kernel.args)

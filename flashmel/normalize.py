@@ -3,48 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .reference import is_differentiated
-from .spec import one_of
-
-KINDS = ("maximum", "mean", "variance")
-SCOPES = ("sample", "batch")
-EPS_MODES = ("std", "variance")
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """``gain * y + bias`` of a row's valid frames, where y is by kind, over these frames,
-
-    - "maximum": max(x, the largest x of the row - range);
-    - "mean": x - mean, for each feature;
-    - "variance": (x - mean) / deviation, for each feature.
-
-    Raises:
-        ValueError: naming the field and the value received.
-    """
-
-    kind: str
-    range: float = 8.0
-    scope: str = "sample"  # of the maximum: "batch" takes one for all rows
-    ddof: int = 0  # variance divides by the number of frames less this
-    eps: float = 0.0  # a deviation of 0 gives 0
-    eps_mode: str = "std"  # of the deviation, std + eps; or "variance": sqrt(variance + eps)
-    gain: float = 1.0
-    bias: float = 0.0
-    pad_value: float = 0.0  # what frames behind the valid ones hold
-
-    def __post_init__(self) -> None:
-        one_of("kind", self.kind, KINDS)
-        one_of("scope", self.scope, SCOPES)
-        one_of("eps_mode", self.eps_mode, EPS_MODES)
-        one_of("ddof", self.ddof, (0, 1))
-        if not self.range > 0 or not 0 <= self.eps < math.inf:
-            raise ValueError(f"range must be positive and eps not negative and finite, got {self.range!r} and {self.eps!r}")
+from .spec import Normalization
 
 
 def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None = None, *, time_major: bool = False) -> Tensor:

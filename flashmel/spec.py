@@ -18,6 +18,9 @@ NORMALIZATIONS = ("none", "window", "frame_length")
 LOGS = (None, "ln", "log10", "db")
 FLOOR_MODES = ("max", "add")
 PREEMPHASIS_SCOPES = ("waveform", "frame")
+NORMALIZATION_KINDS = ("maximum", "mean", "variance")
+NORMALIZATION_SCOPES = ("sample", "batch")
+EPS_MODES = ("std", "variance")
 
 
 def positive_int(name: str, value: object) -> int:
@@ -82,6 +85,37 @@ class Epilogue:
             raise ValueError(f"masked_frames must not be negative, got {self.masked_frames!r}")
         for name in ("floor", "log_floor", "gain", "bias", "pad_value"):
             object.__setattr__(self, name, float(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``gain * y + bias`` of a row's valid frames, where y is by kind, over these frames,
+
+    - "maximum": max(x, the largest x of the row - range);
+    - "mean": x - mean, for each feature;
+    - "variance": (x - mean) / deviation, for each feature.
+
+    Raises:
+        ValueError: naming the field and the value received.
+    """
+
+    kind: str
+    range: float = 8.0
+    scope: str = "sample"  # of the maximum: "batch" takes one for all rows
+    ddof: int = 0  # variance divides by the number of frames less this
+    eps: float = 0.0  # a deviation of 0 gives 0
+    eps_mode: str = "std"  # of the deviation, std + eps; or "variance": sqrt(variance + eps)
+    gain: float = 1.0
+    bias: float = 0.0
+    pad_value: float = 0.0  # what frames behind the valid ones hold
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, NORMALIZATION_KINDS)
+        one_of("scope", self.scope, NORMALIZATION_SCOPES)
+        one_of("eps_mode", self.eps_mode, EPS_MODES)
+        one_of("ddof", self.ddof, (0, 1))
+        if not self.range > 0 or not 0 <= self.eps < math.inf:
+            raise ValueError(f"range must be positive and eps not negative and finite, got {self.range!r} and {self.eps!r}")
 
 
 @dataclass(frozen=True)

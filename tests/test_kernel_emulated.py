@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from flashmel import fused, reference
-from flashmel.jit.source import Specialisation, kernel_sources, sources
+from flashmel.jit.driver import NormalizeParams
+from flashmel.jit.source import NormalizeSpecialisation, Specialisation, kernel_sources, sources
+from flashmel.normalize import normalize
 from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
-from flashmel.spec import Epilogue, StftSpec
+from flashmel.spec import Epilogue, Normalization, StftSpec
 from flashmel.tables import bin_table, entries_per_bin, factor_table, kernel_tables
 from flashmel.testing import assert_close
 
@@ -62,7 +64,7 @@ def build(s: Specialisation, folder: Path) -> ctypes.CDLL:
     for name, text in sources(s).items():
         if name != "device.cuh":  # the emulator has its own
             (folder / name).write_text(text)
-    return compile_library("emulator.cpp", folder, *(["-DBACKWARD"] if s.unit == "backward.cu" else []))
+    return compile_library("emulator.cpp", folder, f"-D{s.unit.removesuffix('.cu').upper()}")
 
 
 def test_transforms_of_every_size(tmp_path):
@@ -77,8 +79,10 @@ def test_transforms_of_every_size(tmp_path):
         assert np.abs(y - expected).max() < 3e-7 * np.abs(expected).max(), n
 
 
-def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=True, window=None, lengths=None, affine=None):
-    """The emulated kernel's result, and the float64 plain path's."""
+def run(
+    folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=True, window=None, lengths=None, affine=None, maxima=None
+):
+    """The emulated kernel's result, and the float64 plain path's. ``maxima`` is a list that is given those of the rows."""
     arch = architecture(*divmod(compute, 10))
     plan = make_plan(spec, arch, waveform.element_size())
     plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
@@ -91,10 +95,16 @@ def run(folder, spec, waveform, fb, compute=90, dtype=torch.float32, in_shared=T
     shape = (fb.shape[1], spec.frames(n_samples))
     mel = torch.full((rows, *(shape[::-1] if spec.epilogue.time_major else shape)), torch.nan, dtype=dtype)
     grid = launch(spec, plan, n_samples, rows, multiprocessors=2)
-    params = fused.launch_params(spec, plan, grid, waveform, mel, tables, lengths, affine)
+    params = fused.launch_params(spec, plan, grid, waveform, mel.shape, tables)
+    params.waveform, params.mel = waveform.data_ptr(), mel.data_ptr()
+    params.aligned = fused._Alignment.of(spec, plan, waveform).holds_at(waveform.data_ptr())
+    params.lengths, params.affine = (None if t is None else t.data_ptr() for t in (lengths, affine))
     in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
-    kernel = Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None)
+    kernel = Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None, maxima is not None)
+    if maxima is not None:
+        maxima.append(torch.full((rows, grid.tiles * (plan.threads // 32)), torch.nan))
+        params.maxima = maxima[0].data_ptr()
     build(kernel, folder).run(ctypes.byref(params), grid.blocks, grid.threads)
     exact = None if affine is None else affine.double()
     return mel, reference.features(waveform, window.double(), fb.double(), spec, None, lengths, exact)
@@ -176,6 +186,58 @@ def test_front_ends_against_the_plain_path(name, ragged, tmp_path):
     lengths, affine = (lengths, None) if ragged else (None, AFFINE)
     mel, expected = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, affine=affine)
     torch.testing.assert_close(mel, expected.float(), rtol=1e-4, atol=1e-4 * max(1.0, expected.abs().max() / 30))
+
+
+@pytest.mark.parametrize("name", ["whisper", "kaldi", "nemo"])
+def test_maxima(name, tmp_path):
+    spec = FRONT_ENDS[name]
+    waveform, lengths = ragged_batch(spec)
+    fb, maxima = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1)), []
+    mel, _ = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, maxima=maxima)
+    rows = mel if spec.epilogue.time_major else mel.mT
+    for row, length, found in zip(rows, lengths.tolist(), maxima[0], strict=True):
+        valid = spec.valid_frames(length)
+        assert found.max() == (row[:valid].max() if valid else torch.finfo(torch.float32).min)
+
+
+RULES = {
+    "maximum": Normalization("maximum", 8.0, gain=0.25, bias=1.0, pad_value=-5.0),
+    "maximum-of-batch": Normalization("maximum", 8.0, "batch"),
+    "mean": Normalization("mean", bias=2.0),
+    "variance": Normalization("variance", ddof=1, eps=1e-5, gain=3.0, pad_value=7.0),
+    "variance-eps-inside": Normalization("variance", eps=1e-7, eps_mode="variance"),
+}
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
+@pytest.mark.parametrize("time_major", [False, True], ids=["by-mel", "by-time"])
+@pytest.mark.parametrize("name", RULES)
+def test_normalization(name, time_major, ragged, tmp_path):
+    rule, spec = RULES[name], StftSpec(400, 400, 160, epilogue=Epilogue(time_major=time_major, masked_frames=1))
+    generator = torch.Generator().manual_seed(0)
+    n_samples, n_mels = 31000, 11
+    frames = spec.frames(n_samples)
+    x = 7 * torch.randn((4, frames, n_mels) if time_major else (4, n_mels, frames), generator=generator) - 3
+    (x[1, :, 2] if time_major else x[1, 2])[:] = 5.0  # a feature that stands still
+    lengths = torch.tensor([n_samples, 20000, 480, 100])
+    valid = spec.valid_frames(lengths if ragged else n_samples)
+    expected = normalize(x.double(), rule, valid, time_major=time_major)
+    maxima = torch.full((4, 3), -torch.inf)
+    for row in range(4):
+        end = int(valid[row]) if ragged else valid
+        maxima[row, 1] = (x[row, :end] if time_major else x[row, :, :end]).amax() * rule.gain + rule.bias if end else -3e38
+    if rule.kind == "maximum":  # in place, of what the other kernel has made
+        x = x * rule.gain + rule.bias
+        behind = torch.arange(frames) >= (valid[:, None] if ragged else torch.full((4, 1), valid))
+        x = torch.where(behind[:, :, None] if time_major else behind[:, None], rule.pad_value, x)
+    out = x if rule.kind == "maximum" else torch.full_like(x, torch.nan)
+    params = NormalizeParams(
+        x.data_ptr(), out.data_ptr(), maxima.data_ptr(), lengths.data_ptr(), n_samples, frames, 3, 4, n_mels
+    )
+    s = NormalizeSpecialisation(rule, spec, architecture(9, 0), "float32", "float32", ragged)
+    library = build(s, tmp_path)
+    library.run(ctypes.byref(params), 2 if time_major else n_mels, 64)
+    assert_close(out, expected.float(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])

@@ -13,7 +13,7 @@ from typing import Any
 from .. import environment
 from . import bundle, compiler
 from . import cache as disk
-from .source import Specialisation, sources
+from .source import NORMALIZE_THREADS, NormalizeSpecialisation, Specialisation, sources
 
 _log = logging.getLogger("flashmel")
 
@@ -30,7 +30,7 @@ class LaunchParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
         *((name, ctypes.c_uint32) for name in ("tiles", "all_tiles", "magic", "shift", "step", "first_inner", "inner")),
         *((name, ctypes.c_int32) for name in ("aligned", "n_mels", "n_filters", "filter_entries")),
-        *((name, ctypes.c_void_p) for name in ("lengths", "affine")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "affine", "maxima")),
     ]
 
 
@@ -49,7 +49,18 @@ class BackwardParams(ctypes.Structure):
     ]
 
 
-def cubin(s: Specialisation) -> bytes:
+class NormalizeParams(ctypes.Structure):
+    """``Params`` of kernel/normalize.cu, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("features", "out", "maxima", "lengths")),
+        *((name, ctypes.c_int64) for name in ("n_samples", "frames", "n_maxima")),
+        ("rows", ctypes.c_uint32),
+        ("n_mels", ctypes.c_int32),
+    ]
+
+
+def cubin(s: Specialisation | NormalizeSpecialisation) -> bytes:
     """The cubin of a specialisation: from a bundle, from the disk cache, or compiled and stored there.
 
     Raises:
@@ -83,7 +94,7 @@ def _launch_function() -> Callable[..., int]:
 class Kernel:
     """A kernel loaded on a device (its ordinal, as the driver and torch count)."""
 
-    def __init__(self, s: Specialisation, device: int) -> None:
+    def __init__(self, s: Specialisation | NormalizeSpecialisation, device: int) -> None:
         """
         Raises:
             ToolchainError, CompileError: see compiler.py.
@@ -94,7 +105,7 @@ class Kernel:
         self._driver = driver
         self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
         self._make_current()
-        self._shared_bytes, self._filters_in_shared = s.plan.shared_bytes, s.filters_in_shared
+        self._shared_bytes, self._filters_in_shared = s.shared_bytes, s.filters_in_shared
         self._module = self._call("cuModuleLoadData", cubin(s))
         functions = [self._call("cuModuleGetFunction", self._module, name.encode()) for name in s.entry_points]
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -114,6 +125,10 @@ class Kernel:
         """The same for the kernel that folds the padding's gradients."""
         blocks = -(-params.edge_length // 128), min(params.rows, 65535)
         self._launch(self._functions[1], params, blocks, 128, 0, stream)
+
+    def launch_normalize(self, params: NormalizeParams, blocks: int, stream: int) -> None:
+        """Launch the kernel of a :class:`NormalizeSpecialisation`, with so many blocks for each row."""
+        self._launch(self._functions[0], params, (blocks, min(params.rows, 65535)), NORMALIZE_THREADS, self._shared_bytes, stream)
 
     def _launch(
         self, function: int, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int

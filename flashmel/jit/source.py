@@ -7,14 +7,16 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import ClassVar
 
 from ..plan import Architecture, BackwardPlan, LaunchPlan, factor_entries, factor_offsets
-from ..spec import StftSpec
+from ..spec import Normalization, StftSpec
 
 # Names of torch dtypes, without torch, and of the kernel's types (epilogue.cuh).
 _TYPES = {"float32": "float", "int16": "short", "float16": "Half", "bfloat16": "Bfloat16"}
 INPUT_TYPES = tuple(_TYPES)
 OUTPUT_TYPES = ("float32", "float16", "bfloat16")
+NORMALIZE_THREADS = 1024  # of a block
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Specialisation:
     filters_in_shared: bool
     ragged: bool = False  # rows have lengths of their own
     affine: bool = False  # filters have factors and summands of their own
+    maxima: bool = False  # of the features are stored too
 
     def __str__(self) -> str:
         spec = self.spec
@@ -36,6 +39,11 @@ class Specialisation:
             f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
             f"n_fft {spec.n_fft}, hop_length {spec.hop_length}, power {spec.power:g}: {self.plan}"
         )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory that a launch needs, without the filters."""
+        return self.plan.shared_bytes
 
     @property
     def unit(self) -> str:
@@ -55,7 +63,7 @@ def kernel_sources() -> dict[str, str]:
     return {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith((".cu", ".cuh"))}
 
 
-def sources(s: Specialisation) -> dict[str, str]:
+def sources(s: Specialisation | NormalizeSpecialisation) -> dict[str, str]:
     """What is compiled for a specialisation: its translation unit, the headers, ``config.h``."""
     return {name: text for name, text in kernel_sources().items() if name in (s.unit, *_included(s.unit))} | {
         "config.h": config_header(s)
@@ -69,18 +77,16 @@ def _included(unit: str) -> set[str]:
     return names.union(*map(_included, names))
 
 
-def config_header(s: Specialisation) -> str:
+def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
     """``config.h``: the fields of the spec and the plan under their own names."""
+    if isinstance(s, NormalizeSpecialisation):
+        return _normalize_header(s)
     spec, plan, end = s.spec, s.plan, s.spec.epilogue
-    around = 2 * spec.pad + spec.margin + spec.right_margin
     values = {
-        "n_fft": spec.n_fft,
-        "hop_length": spec.hop_length,
+        **_rows(spec, s.ragged),
         "margin": spec.margin,
         "right_margin": max(0, spec.right_margin),
         "pad": spec.pad,
-        "around": around,
-        "minimum_padded": spec.minimum_length - 2 * spec.pad + around,
         **{field.name: int(getattr(plan, field.name)) for field in fields(plan)},
         "points": plan.points,
         "threads_per_frame": plan.threads_per_frame,
@@ -88,17 +94,14 @@ def config_header(s: Specialisation) -> str:
         **factor_offsets(plan),
         "factor_entries": factor_entries(plan),
         "filters_in_shared": int(s.filters_in_shared),
-        "ragged": int(s.ragged),
         "affine": int(s.affine),
+        "maxima": int(s.maxima),
         "win_length": spec.win_length if spec.remove_dc else spec.n_fft,
         "remove_dc": int(spec.remove_dc),
         "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
         "epsilon_is_added": int(spec.epsilon_mode == "add"),
         "floor_is_added": int(end.floor_mode == "add"),
         "has_log_floor": int(end.log_floor > -math.inf),
-        "time_major": int(end.time_major),
-        "masked_frames": end.masked_frames,
-        "has_padding": int(s.ragged or end.masked_frames > 0),
     }
     numbers = {
         "power": spec.power,
@@ -110,10 +113,62 @@ def config_header(s: Specialisation) -> str:
         "bias": end.bias,
         "pad_value": end.pad_value,
     }
+    choices = {"pad_mode": f"PadMode::{spec.pad_mode}", "log": f"Log::{end.log or 'none'}"}
+    return _struct(s.input_type, s.output_type, values, numbers, choices)
+
+
+@dataclass(frozen=True)
+class NormalizeSpecialisation:
+    """The same for the kernel that normalises features over time."""
+
+    rule: Normalization
+    spec: StftSpec  # whose features they are
+    arch: Architecture
+    input_type: str
+    output_type: str
+    ragged: bool = False
+
+    unit: ClassVar[str] = "normalize.cu"
+    entry_points: ClassVar[tuple[str, ...]] = ("normalize",)
+    shared_bytes: ClassVar[int] = 4 * NORMALIZE_THREADS
+    filters_in_shared: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"normalize kernel for {self.arch.name}, {self.input_type} and {self.output_type}: {self.rule.kind}"
+
+
+def _normalize_header(s: NormalizeSpecialisation) -> str:
+    rule = s.rule
+    values = {
+        **_rows(s.spec, s.ragged),
+        "whole_batch": int(rule.scope == "batch"),
+        "ddof": rule.ddof,
+        "eps_of_variance": int(rule.eps_mode == "variance" and rule.eps > 0),
+    }
+    # A floor below the maximum is found in features that have gain and bias already.
+    numbers = {"range": rule.range * rule.gain, "eps": rule.eps, "gain": rule.gain, "bias": rule.bias, "pad_value": rule.pad_value}
+    return _struct(s.input_type, s.output_type, values, numbers, {"kind": f"Kind::{rule.kind}"})
+
+
+def _rows(spec: StftSpec, ragged: bool) -> dict[str, int]:
+    """What rows.cuh needs to know of a spec, and how features are stored."""
+    around, end = 2 * spec.pad + spec.margin + spec.right_margin, spec.epilogue
+    return {
+        "n_fft": spec.n_fft,
+        "hop_length": spec.hop_length,
+        "around": around,
+        "minimum_padded": spec.minimum_length - 2 * spec.pad + around,
+        "ragged": int(ragged),
+        "masked_frames": end.masked_frames,
+        "has_padding": int(ragged or end.masked_frames > 0),
+        "time_major": int(end.time_major),
+    }
+
+
+def _struct(input_type: str, output_type: str, values: dict[str, int], numbers: dict[str, float], choices: dict[str, str]) -> str:
     lines = ["#pragma once", "struct Config {"]
-    lines += [f"  using Input = {_TYPES[s.input_type]};", f"  using Output = {_TYPES[s.output_type]};"]
+    lines += [f"  using Input = {_TYPES[input_type]};", f"  using Output = {_TYPES[output_type]};"]
     lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
     lines += [f"  static constexpr float {name} = {float(value).hex()}f;" for name, value in numbers.items()]
-    lines += [f"  static constexpr PadMode pad_mode = PadMode::{spec.pad_mode};"]
-    lines += [f"  static constexpr Log log = Log::{end.log or 'none'};"]
+    lines += [f"  static constexpr {value.partition('::')[0]} {name} = {value};" for name, value in choices.items()]
     return "\n".join([*lines, "};", ""])

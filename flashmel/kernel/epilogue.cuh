@@ -3,8 +3,11 @@
 
 enum class Log { none, ln, log10, db };
 
-// max() that keeps NaN.
+// max() that keeps NaN: of x, and of either.
 __device__ inline float at_least(float x, float floor) { return x < floor ? floor : x; }
+__device__ inline float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+constexpr float lowest = -3.402823466e38f;
 
 struct Half {
   unsigned short bits;

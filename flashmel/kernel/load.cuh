@@ -1,5 +1,6 @@
 // Stage 1: the samples of a tile's frames, padding resolved, from global to shared memory, in the waveform's own type.
 #pragma once
+#include "rows.cuh"
 
 // The samples that a tile needs: its span of the signal, or where hops are longer than frames, frame after frame.
 template <class Config>
@@ -36,21 +37,6 @@ __device__ inline long long source_index(long long j, long long n_samples) {
   }
   j -= Config::pad;
   return j >= 0 && j < n_samples ? j : -1;
-}
-
-// Samples of a row. Behind its length it is as if the waveform had ended.
-template <class Config>
-__device__ inline long long row_samples(const Params& params, unsigned row) {
-  if constexpr (!Config::ragged) return params.n_samples;
-  return max(0ll, min(params.lengths[row], params.n_samples));
-}
-// Frames of a row that do not hold the pad value. Twin of StftSpec.valid_frames in spec.py.
-template <class Config>
-__device__ inline long long row_frames(const Params& params, unsigned row) {
-  if constexpr (!Config::ragged) return params.frames - Config::masked_frames;
-  const long long padded = row_samples<Config>(params, row) + Config::around;  // of the signal with all padding
-  if (padded < Config::minimum_padded) return 0;
-  return max(0ll, 1 + (padded - Config::n_fft) / Config::hop_length - Config::masked_frames);
 }
 
 // A copy of a whole tile, chunk after chunk, with constant strides. Asynchronous.

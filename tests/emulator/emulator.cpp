@@ -1,7 +1,10 @@
 // Runs a unit of flashmel/kernel, its blocks one after another, each with real threads. Built by tests/test_kernel_emulated.py.
-#ifdef BACKWARD
+#if defined BACKWARD
 #include "backward.cu"
 constexpr auto main_kernel = mel_spectrogram_backward;
+#elif defined NORMALIZE
+#include "normalize.cu"
+constexpr auto main_kernel = normalize;
 #else
 #include "forward.cu"
 constexpr auto main_kernel = mel_spectrogram;
@@ -16,7 +19,9 @@ void launch(void (*kernel)(Params), const Params* params, unsigned blocks, int b
     std::barrier<> barrier(block_threads);
     block_barrier = &barrier;
     team_barriers.clear();
+#ifndef NORMALIZE
     for (int team = 0; team < block_threads / Config::threads; ++team) team_barriers.push_back(std::make_unique<std::barrier<>>(Config::threads));
+#endif
     warp_barriers.clear();
     for (int warp = 0; warp < block_threads / 32; ++warp) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
     shuffle_values.assign(block_threads, 0.0f);
