@@ -3,6 +3,7 @@ that knows torch.library."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import fused, reference
-from .spec import StftSpec, spec_of
+from .normalize import normalize
+from .spec import Normalization, StftSpec, spec_of
 
 INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16)
 
@@ -80,6 +82,35 @@ def features(
         return _run(waveform, window, fb, spec, dtype, lengths, affine)
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
     return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, spec.text, lengths, affine, name)
+
+
+def normalized_features(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    rule: Normalization,
+    dtype: torch.dtype | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor:
+    """:func:`features`, normalised over each row's valid frames by ``rule`` before they are cast to ``dtype``.
+
+    On a GPU that is a second launch; but where a gradient is recorded or a compiler watches, it is plain torch's.
+
+    Raises:
+        TypeError, ValueError: see :func:`features`.
+    """
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (waveform, window, fb, affine))
+    if _is_direct(waveform) and waveform.is_cuda and not recorded:
+        check(waveform, window, fb, spec, affine)
+        own = None if lengths is None else checked_lengths(lengths, waveform)
+        with contextlib.suppress(fused.UnavailableError):  # what follows says why
+            return fused.normalized_features(waveform, window, fb, spec, rule, dtype, own, affine)
+    found = features(waveform, window, fb, spec, None, lengths, affine)
+    valid = spec.valid_frames(waveform.shape[-1] if lengths is None else lengths.to(found.device))
+    found = normalize(found, rule, valid, time_major=spec.epilogue.time_major)
+    return found if dtype is None else found.to(dtype)
 
 
 def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
