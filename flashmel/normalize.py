@@ -12,7 +12,7 @@ from .reference import is_differentiated
 from .spec import one_of
 
 KINDS = ("maximum", "mean", "variance")
-SCOPES = ("sample", "batch")
+SCOPES = ("sample", "channels", "batch")
 EPS_MODES = ("std", "variance")
 
 
@@ -30,7 +30,9 @@ class Normalization:
 
     kind: str
     range: float = 8.0
-    scope: str = "sample"  # of the maximum: "batch" takes one for all rows
+    # Of the maximum: "channels" takes one for rows along the last axis of the batch, as torchaudio does, whose channels are rows of
+    # the batch where there is no axis of channels; "batch" takes one for all rows.
+    scope: str = "sample"
     ddof: int = 0  # variance divides by the number of frames less this
     eps: float = 0.0  # a deviation of 0 gives 0
     eps_mode: str = "std"  # of the deviation, std + eps; or "variance": sqrt(variance + eps)
@@ -43,8 +45,8 @@ class Normalization:
         one_of("scope", self.scope, SCOPES)
         one_of("eps_mode", self.eps_mode, EPS_MODES)
         one_of("ddof", self.ddof, (0, 1))
-        if not self.range > 0 or not 0 <= self.eps < math.inf:
-            raise ValueError(f"range must be positive and eps not negative and finite, got {self.range!r} and {self.eps!r}")
+        if not self.range >= 0 or not 0 <= self.eps < math.inf:
+            raise ValueError(f"range and eps must not be negative, eps finite, got {self.range!r} and {self.eps!r}")
 
 
 def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None = None, *, time_major: bool = False) -> Tensor:
@@ -58,19 +60,21 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
 
     Returns:
         As ``features``, differentiable. On a CPU, where no gradient is recorded, a row's numbers do not depend on its batch, bit
-        for bit (but for scope "batch").
+        for bit (but for rows of one maximum).
     """
     rows = features if time_major else features.mT
     rows = rows.reshape(-1, *rows.shape[-2:])
     n_rows, n_frames = rows.shape[:2]
     if valid is None:
         valid = n_frames
-    batch = rule.scope == "batch" and rule.kind == "maximum"
+    together = 1  # rows of one maximum
+    if rule.kind == "maximum" and rule.scope != "sample":
+        together = n_rows if rule.scope == "batch" else features.shape[-3] if features.dim() > 2 else 1
     plain = torch.compiler.is_compiling() or is_differentiated(features) or features.device.type != "cpu"
-    if plain or batch:
+    if plain or together > 1:
         counts = valid.reshape(n_rows, 1, 1) if isinstance(valid, Tensor) else torch.full((n_rows, 1, 1), valid, device=rows.device)
         mask = torch.arange(n_frames, device=rows.device)[:, None] < counts
-        out = _normalized(rows, rule, mask, counts).masked_fill(~mask, rule.pad_value)
+        out = _normalized(rows, rule, mask, counts, together).masked_fill(~mask, rule.pad_value)
         out = out if time_major else out.mT
     else:  # each row alone, its valid frames only: how sums round depends on shapes
         out = torch.empty_like(features.reshape(-1, *features.shape[-2:]))
@@ -83,11 +87,14 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
     return out.reshape(features.shape)
 
 
-def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int) -> Tensor:
+def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int, together: int = 1) -> Tensor:
     """All but the pad value, (rows, frames, n_mels); the counts are the mask's, (rows, 1, 1)."""
     if rule.kind == "maximum":
         known = rows if mask is None else rows.masked_fill(~mask, -math.inf)
-        y = torch.maximum(rows, known.amax((0, 1, 2) if rule.scope == "batch" else (1, 2), keepdim=True) - rule.range)
+        top = known.amax((1, 2), keepdim=True)
+        if together > 1:
+            top = top.reshape(-1, together).amax(1).repeat_interleave(together)[:, None, None]
+        y = torch.maximum(rows, top - rule.range)
     else:
 
         def total(values: Tensor) -> Tensor:

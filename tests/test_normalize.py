@@ -30,10 +30,8 @@ def oracle(rows: np.ndarray, rule: Normalization, valid: list[int]) -> np.ndarra
         x = row[:n]
         if n == 0:
             continue
-        if rule.kind == "maximum":
-            y = np.maximum(x, (top if rule.scope == "batch" else x.max()) - rule.range)
-        else:
-            y = x - x.mean(0)
+        largest = top if rule.scope == "batch" else x.max()
+        y = np.maximum(x, largest - rule.range) if rule.kind == "maximum" else x - x.mean(0)
         if rule.kind == "variance":
             v = (y**2).sum(0) / max(n - rule.ddof, 1)
             s = np.sqrt(v + rule.eps) if rule.eps_mode == "variance" else np.sqrt(v) + rule.eps
@@ -92,8 +90,8 @@ def test_what_is_refused():
         ({"kind": "maximum", "scope": "channel"}, "scope must be one of"),
         ({"kind": "variance", "eps_mode": "none"}, "eps_mode must be one of"),
         ({"kind": "variance", "ddof": 2}, "ddof must be one of"),
-        ({"kind": "variance", "eps": -1.0}, "eps not negative"),
-        ({"kind": "maximum", "range": 0.0}, "range must be positive"),
+        ({"kind": "variance", "eps": -1.0}, "must not be negative"),
+        ({"kind": "maximum", "range": -1.0}, "must not be negative"),
     ):
         with pytest.raises(ValueError, match=message):
             Normalization(**fields)
