@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.metadata
 import os
@@ -24,10 +25,16 @@ from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
 if TYPE_CHECKING:
     import torch
 
+    from .frontends import FrontEnd
     from .transform import MelSpectrogram
 
 FORMATS = ("npy", "pt", "safetensors", "png")
 WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
+# What says which transform: a front-end says it all.
+TRANSFORM = (
+    "n_fft", "win_length", "hop_length", "f_min", "f_max", "pad", "n_mels", "window", "power", "normalized", "no_center",
+    "pad_mode", "norm", "mel_scale",
+)  # fmt: skip
 AMIN = 1e-10  # the floor of --db, as in torchaudio.transforms.AmplitudeToDB
 
 _MEL_HELP = """\
@@ -39,6 +46,7 @@ inputs, and for one if OUT exists as a folder or has no extension. In a folder, 
 An output that exists is left as it is and reported as a failure of its file, unless --overwrite is given: so a second run finishes
 what an interrupted one began. A file is never left half written.
 
+With --frontend, files are resampled to the front-end's rate, and arrays have its layout; pictures are not drawn.
 Arrays are (n_mels, frames), or (channels, n_mels, frames) with --channels keep; the one of .safetensors is named "mel".
 Pictures are in decibels, from the loudest value down to --db-range below it; kept channels are drawn one below the other.
 
@@ -142,6 +150,72 @@ def _check_transform(args: argparse.Namespace) -> None:
             raise _Failure(str(error)) from error
 
 
+def _check_frontend(args: argparse.Namespace) -> None:
+    """Refuse what does not go with --frontend, and take its sample rate."""
+    if args.option and not args.frontend:
+        raise _Failure("--option is of a front-end: name one with --frontend")
+    if not args.frontend:
+        return
+    from .frontends import recipe
+
+    try:
+        rate = recipe(args.frontend, **dict(args.option)).sample_rate
+    except (TypeError, ValueError) as error:
+        raise _Failure(f"--frontend {args.frontend}: {error}") from error
+    given = [name for name, default in args.defaults.items() if getattr(args, name) != default]
+    if args.db or args.format == "png" or given:
+        what = "--db" if args.db else "--format png" if args.format == "png" else f"--{given[0].replace('_', '-')}"
+        raise _Failure(
+            f"{what} does not go with --frontend, which says all that is computed; its own options are set with --option"
+        )
+    if args.resample not in (None, rate):
+        raise _Failure(
+            f"--resample {args.resample}: front-end {args.frontend} takes audio at {rate} Hz, to which files are resampled"
+        )
+    args.resample = rate
+
+
+def _frontend(args: argparse.Namespace) -> FrontEnd:
+    import torch
+
+    from .frontends import frontend
+
+    return frontend(args.frontend, dtype=getattr(torch, args.dtype), **dict(args.option))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value a Python literal or else a string."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
+
+
+def _frontends(args: argparse.Namespace) -> int:
+    """List the front-ends, or say what one is."""
+    from . import frontends
+
+    if args.name is None:
+        rows = [(name, frontends.frontend(name)) for name in frontends.names()]
+        width = max(len(name) for name, _ in rows)
+        for name, module in rows:
+            print(f"{name:{width}}  {module.sample_rate:5} Hz  {module.layout:20}  {module.length_rule}")
+        return 0
+    try:
+        module = frontends.frontend(args.name)
+    except ValueError as error:
+        raise _Failure(str(error)) from error
+    shown = {"sample rate": f"{module.sample_rate} Hz", "layout": module.layout, "frames of L samples": module.length_rule}
+    shown |= {"source": module.recipe.source}
+    shown |= {"options": ", ".join(f"{name}={value!r}" for name, value in frontends.options(args.name).items()) or "none"}
+    for name, value in shown.items():
+        print(f"{name}: {value}")
+    return 0
+
+
 def _plan(args: argparse.Namespace) -> list[tuple[Path, Path]]:
     """(input, output) for each input; decides what OUT is and sets ``args.format``.
 
@@ -210,7 +284,7 @@ def _write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: MelSpectrogram, title: str) -> None:
+def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: Any, title: str) -> None:
     import torch
 
     def write(file: BinaryIO) -> None:
@@ -227,7 +301,7 @@ def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: Me
     _write_atomically(path, write)
 
 
-def _one(source: Path, target: Path, args: argparse.Namespace, device: torch.device, transforms: dict[int, MelSpectrogram]) -> str:
+def _one(source: Path, target: Path, args: argparse.Namespace, device: torch.device, transforms: dict[int, Any]) -> str:
     """Transform one file; returns the line to print."""
     import torch
 
@@ -238,18 +312,20 @@ def _one(source: Path, target: Path, args: argparse.Namespace, device: torch.dev
     if args.resample and args.resample != rate:
         waveform, rate = _resample(waveform, rate, args.resample), args.resample
     if rate not in transforms:
-        transforms[rate] = _transform(args, rate).to(device)
+        transforms[rate] = (_frontend(args) if args.frontend else _transform(args, rate)).to(device)
     with torch.inference_mode():
         mel = transforms[rate](torch.from_numpy(waveform).to(device))
         if args.db:
             mel = _decibels(mel, args.power)
         mel = mel.to("cpu", getattr(torch, args.dtype)).contiguous()
     _save(mel, target, args, transforms[rate], _shown(Path(source.name)))
-    return f"{_shown(source)} -> {_shown(target)}: {tuple(mel.shape)}, {mel.shape[-1]} frames, {seconds:.3f} s"
+    frames = mel.shape[-2 if transforms[rate].spec.epilogue.time_major else -1]
+    return f"{_shown(source)} -> {_shown(target)}: {tuple(mel.shape)}, {frames} frames, {seconds:.3f} s"
 
 
 def _mel(args: argparse.Namespace) -> int:
     jobs = _plan(args)
+    _check_frontend(args)
     if args.format == "png":
         args.db, args.dtype = True, "float32"
     _check_transform(args)
@@ -665,7 +741,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         parents=[device, transform],
     )
-    mel.set_defaults(run=_mel)
+    mel.set_defaults(run=_mel, defaults={name: mel.get_default(name) for name in TRANSFORM})
+    mel.add_argument("--frontend", metavar="NAME", help="features of a model instead of a mel spectrogram, see flashmel frontends")
+    mel.add_argument(
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the front-end; may be repeated"
+    )
     mel.add_argument("audio", nargs="+", metavar="AUDIO", help="audio file")
     mel.add_argument("-o", "--output", required=True, metavar="OUT", help="output file, or folder (see below)")
     mel.add_argument("--format", choices=FORMATS, help="of the outputs in a folder (default: npy)")
@@ -673,6 +753,10 @@ def _parser() -> argparse.ArgumentParser:
     mel.add_argument("--channels", choices=("mix", "keep"), default="mix", help="mean of the channels, or all (default: mix)")
     mel.add_argument("--db", action="store_true", help=f"write decibels, 20/power * log10, with a floor at {AMIN:g}")
     mel.add_argument("--db-range", type=_positive_float, default=80.0, metavar="DB", help="of a picture's colours (default: 80)")
+
+    known = commands.add_parser("frontends", help="the front-ends of models that are known, or what one of them is")
+    known.add_argument("name", nargs="?", metavar="NAME", help="say what this one is, and its options")
+    known.set_defaults(run=_frontends)
 
     demo = commands.add_parser(
         "demo",

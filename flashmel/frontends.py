@@ -14,6 +14,7 @@ from . import ops
 from .buffers import Tables, table
 from .normalize import normalize
 from .recipes import RECIPES, TABLES, WINDOWS, Recipe
+from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
 
@@ -164,6 +165,17 @@ class FrontEnd(Tables):
         features = self._finished(features, waveform.shape[-1] if lengths is None else lengths)
         features = features if self.dtype is None else features.to(self.dtype)
         return features if own is None else (features, self.output_lengths(own.to(features.device)))
+
+    def stream(self, batch: int | tuple[int, ...] | None = None) -> Stream:
+        """The same features of audio that arrives in chunks, see :class:`flashmel.stream.Stream`.
+
+        Args:
+            batch: how many streams go together, a number or a shape; None for one without an axis of its own.
+
+        Raises:
+            ValueError: the features cannot be told before the audio's end; the message says why.
+        """
+        return Stream(self, batch)
 
     def output_lengths(self, lengths: Any) -> Any:
         """Frames of features for rows of so many samples, a number or an integer tensor."""

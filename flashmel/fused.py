@@ -235,7 +235,8 @@ def normalized_features(
         else:
             blocks = -(-n_mels // 8) if spec.epilogue.time_major else n_mels
         pointers = (found.data_ptr(), out.data_ptr(), maxima.data_ptr(), 0 if lengths is None else lengths.data_ptr())
-        params = NormalizeParams(*pointers, rows.shape[1], frames, n_maxima, len(rows), n_mels)
+        group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
+        params = NormalizeParams(*pointers, rows.shape[1], frames, n_maxima, len(rows), group, n_mels)
         kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
     return out
 

@@ -22,19 +22,21 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
 
     Returns:
         As ``features``, differentiable. On a CPU, where no gradient is recorded, a row's numbers do not depend on its batch, bit
-        for bit (but for scope "batch").
+        for bit (but for rows of one maximum).
     """
     rows = features if time_major else features.mT
     rows = rows.reshape(-1, *rows.shape[-2:])
     n_rows, n_frames = rows.shape[:2]
     if valid is None:
         valid = n_frames
-    batch = rule.scope == "batch" and rule.kind == "maximum"
+    together = 1  # rows of one maximum
+    if rule.kind == "maximum" and rule.scope != "sample":
+        together = n_rows if rule.scope == "batch" else features.shape[-3] if features.dim() > 2 else 1
     plain = torch.compiler.is_compiling() or is_differentiated(features) or features.device.type != "cpu"
-    if plain or batch:
+    if plain or together > 1:
         counts = valid.reshape(n_rows, 1, 1) if isinstance(valid, Tensor) else torch.full((n_rows, 1, 1), valid, device=rows.device)
         mask = torch.arange(n_frames, device=rows.device)[:, None] < counts
-        out = _normalized(rows, rule, mask, counts).masked_fill(~mask, rule.pad_value)
+        out = _normalized(rows, rule, mask, counts, together).masked_fill(~mask, rule.pad_value)
         out = out if time_major else out.mT
     else:  # each row alone, its valid frames only: how sums round depends on shapes
         out = torch.empty_like(features.reshape(-1, *features.shape[-2:]))
@@ -47,11 +49,14 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
     return out.reshape(features.shape)
 
 
-def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int) -> Tensor:
+def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int, together: int = 1) -> Tensor:
     """All but the pad value, (rows, frames, n_mels); the counts are the mask's, (rows, 1, 1)."""
     if rule.kind == "maximum":
         known = rows if mask is None else rows.masked_fill(~mask, -math.inf)
-        y = torch.maximum(rows, known.amax((0, 1, 2) if rule.scope == "batch" else (1, 2), keepdim=True) - rule.range)
+        top = known.amax((1, 2), keepdim=True)
+        if together > 1:
+            top = top.reshape(-1, together).amax(1).repeat_interleave(together)[:, None, None]
+        y = torch.maximum(rows, top - rule.range)
     else:
 
         def total(values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ LOGS = (None, "ln", "log10", "db")
 FLOOR_MODES = ("max", "add")
 PREEMPHASIS_SCOPES = ("waveform", "frame")
 NORMALIZATION_KINDS = ("maximum", "mean", "variance")
-NORMALIZATION_SCOPES = ("sample", "batch")
+NORMALIZATION_SCOPES = ("sample", "channels", "batch")
 EPS_MODES = ("std", "variance")
 
 
@@ -101,7 +101,9 @@ class Normalization:
 
     kind: str
     range: float = 8.0
-    scope: str = "sample"  # of the maximum: "batch" takes one for all rows
+    # Of the maximum: "channels" takes one for rows along the last axis of the batch, as torchaudio does, whose channels are rows of
+    # the batch where there is no axis of channels; "batch" takes one for all rows.
+    scope: str = "sample"
     ddof: int = 0  # variance divides by the number of frames less this
     eps: float = 0.0  # a deviation of 0 gives 0
     eps_mode: str = "std"  # of the deviation, std + eps; or "variance": sqrt(variance + eps)
@@ -114,8 +116,8 @@ class Normalization:
         one_of("scope", self.scope, NORMALIZATION_SCOPES)
         one_of("eps_mode", self.eps_mode, EPS_MODES)
         one_of("ddof", self.ddof, (0, 1))
-        if not self.range > 0 or not 0 <= self.eps < math.inf:
-            raise ValueError(f"range must be positive and eps not negative and finite, got {self.range!r} and {self.eps!r}")
+        if not self.range >= 0 or not 0 <= self.eps < math.inf:
+            raise ValueError(f"range and eps must not be negative, eps finite, got {self.range!r} and {self.eps!r}")
 
 
 @dataclass(frozen=True)

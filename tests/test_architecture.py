@@ -15,8 +15,8 @@ ROOT = Path(flashmel.__file__).parent
 ORDER = (
     "version", "environment", "spec", "filterbank", "plan", "tables", "reference",
     "jit", "jit.cache", "jit.bundle", "jit.toolchain", "jit.compiler", "jit.source", "jit.driver",
-    "buffers", "normalize", "recipes", "fused", "ops", "functional", "export", "transform", "losses", "frontends",
-    "__init__", "testing", "cli", "__main__",
+    "buffers", "normalize", "recipes", "fused", "ops", "functional", "export", "transform", "losses", "cepstrum", "stream",
+    "frontends", "__init__", "testing", "cli", "__main__",
 )  # fmt: skip
 NEED_SPEC_ALONE = ("filterbank", "plan", "tables", "reference")
 WITHOUT_TORCH = ("version", "environment", "spec", "plan", "tables", *(name for name in ORDER if name.startswith("jit")))

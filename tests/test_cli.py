@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashmel import MelSpectrogram, __version__, cli
+from flashmel import MelSpectrogram, __version__, cli, frontends
 from flashmel.jit import compiler
 
 soundfile = pytest.importorskip("soundfile")
@@ -334,3 +334,64 @@ def test_warm_refuses(
     assert cli.main(["warm", *arguments]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
+
+
+def test_front_ends_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frontends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == frontends.names()
+    assert any("whisper-large-v3" in line and "16000 Hz" in line and "128" in line and "L // 160" in line for line in lines)
+    assert cli.main(["frontends", "ast"]) == 0
+    shown = capsys.readouterr().out
+    assert "source: transformers.ASTFeatureExtractor" in shown and "n_frames=1024" in shown and "(..., frames, 128)" in shown
+    assert cli.main(["frontends", "asd"]) == 2
+    assert "no front-end is called 'asd'" in capsys.readouterr().err
+
+
+def test_mel_of_a_front_end(tmp_path: Path, wav: Path, sound: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.from_numpy(sound.mean(1))
+    out = tmp_path / "out"
+    assert mel(wav, "-o", out / "w.npy", "--frontend", "whisper-large-v3") == 0
+    assert "(128, 50), 50 frames" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(out / "w.npy"), frontends.frontend("whisper-large-v3")(x).numpy())
+    command = (
+        wav,
+        "-o",
+        out / "a.npy",
+        "--frontend",
+        "ast",
+        "--option",
+        "n_frames=None",
+        "--option",
+        "mean=-6.5",
+        "--dtype",
+        "float16",
+    )
+    assert mel(*command) == 0
+    expected = frontends.frontend("ast", n_frames=None, mean=-6.5, dtype=torch.float16)(x).numpy()
+    np.testing.assert_array_equal(np.load(out / "a.npy"), expected)
+    assert f"{expected.shape}, {len(expected)} frames" in capsys.readouterr().out
+    assert mel(wav, "-o", out / "h.npy", "--frontend", "hifigan", "--channels", "keep") == 0  # resampled
+    assert np.load(out / "h.npy").shape == (2, 80, 11025 // 256)
+    pytest.importorskip("safetensors")
+    assert mel(wav, "-o", out / "k.safetensors", "--frontend", "kaldi-fbank", "--option", "window=hamming-symmetric") == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    (
+        (("--frontend", "whisp"), "no front-end is called 'whisp'"),
+        (("--frontend", "whisper", "--option", "mels=3"), "has no option 'mels'"),
+        (("--frontend", "whisper", "--n-mels", 3), "--n-mels does not go with --frontend"),
+        (("--frontend", "whisper", "--no-center"), "--no-center does not go with --frontend"),
+        (("--frontend", "whisper", "--db"), "--db does not go with --frontend"),
+        (("--frontend", "whisper", "--format", "png"), "--format png does not go with --frontend"),
+        (("--frontend", "whisper", "--resample", 8000), "takes audio at 16000 Hz"),
+        (("--option", "n_mels=3"), "name one with --frontend"),
+        (("--frontend", "kaldi-fbank", "--option", "window=boxcar"), "window must be one of"),
+        (("--frontend", "whisper", "--option", "n_mels"), "must be NAME=VALUE"),
+    ),
+)
+def test_front_ends_refuse(tmp_path: Path, wav: Path, options: tuple, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mel(wav, "-o", tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err

@@ -32,8 +32,8 @@ def _load():
 with warnings.catch_warnings():
     parity = _load()
 
-# (mean, largest) difference from the reference, then from float64: three and four times what benchmarks/parity-cpu.json has for this
-# audio. Logarithms of what lies in silence, or of what pre-emphasis cancels, differ by far more than the mean.
+# (mean, largest) difference from the reference, then from float64: three and four times what benchmarks/parity-cpu.json has for
+# this audio. Logarithms of what lies in silence, or of what pre-emphasis cancels, differ by far more than the mean.
 GATES = {
     "whisper": (8e-7, 9e-5, 6e-7, 7e-5),
     "whisper-large-v3": (1e-6, 2e-4, 8e-7, 2e-4),

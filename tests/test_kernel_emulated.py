@@ -200,9 +200,11 @@ def test_maxima(name, tmp_path):
         assert found.max() == (row[:valid].max() if valid else torch.finfo(torch.float32).min)
 
 
+GROUPS = {"sample": 1, "channels": 2, "batch": 4}
 RULES = {
     "maximum": Normalization("maximum", 8.0, gain=0.25, bias=1.0, pad_value=-5.0),
     "maximum-of-batch": Normalization("maximum", 8.0, "batch"),
+    "maximum-of-channels": Normalization("maximum", 8.0, "channels"),
     "mean": Normalization("mean", bias=2.0),
     "variance": Normalization("variance", ddof=1, eps=1e-5, gain=3.0, pad_value=7.0),
     "variance-eps-inside": Normalization("variance", eps=1e-7, eps_mode="variance"),
@@ -221,7 +223,9 @@ def test_normalization(name, time_major, ragged, tmp_path):
     (x[1, :, 2] if time_major else x[1, 2])[:] = 5.0  # a feature that stands still
     lengths = torch.tensor([n_samples, 20000, 480, 100])
     valid = spec.valid_frames(lengths if ragged else n_samples)
-    expected = normalize(x.double(), rule, valid, time_major=time_major)
+    batch = (2, 2) if rule.scope == "channels" else (4,)
+    batched = valid.reshape(batch) if ragged else valid
+    expected = normalize(x.double().reshape(*batch, *x.shape[1:]), rule, batched, time_major=time_major).reshape(x.shape)
     maxima = torch.full((4, 3), -torch.inf)
     for row in range(4):
         end = int(valid[row]) if ragged else valid
@@ -232,7 +236,7 @@ def test_normalization(name, time_major, ragged, tmp_path):
         x = torch.where(behind[:, :, None] if time_major else behind[:, None], rule.pad_value, x)
     out = x if rule.kind == "maximum" else torch.full_like(x, torch.nan)
     params = NormalizeParams(
-        x.data_ptr(), out.data_ptr(), maxima.data_ptr(), lengths.data_ptr(), n_samples, frames, 3, 4, n_mels
+        x.data_ptr(), out.data_ptr(), maxima.data_ptr(), lengths.data_ptr(), n_samples, frames, 3, 4, GROUPS[rule.scope], n_mels
     )
     s = NormalizeSpecialisation(rule, spec, architecture(9, 0), "float32", "float32", ragged)
     library = build(s, tmp_path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashmel import MelSpectrogram
-from flashmel.filterbank import mel_filterbank
+from flashmel.filterbank import kaldi_filterbank, librosa_filterbank, mel_filterbank
 from flashmel.plan import architecture, make_backward_plan
 from flashmel.spec import MelBankSpec, StftSpec
 from flashmel.tables import bin_table, entries_per_bin, padded_window, window_scale
@@ -209,3 +209,25 @@ def test_a_bank_that_is_not_finite(value: float):
 @any_scale
 def test_mel_filters_take_one_entry_a_bin(spec: MelBankSpec, norm: str | None, scale: str):
     assert entries_per_bin(bank_of(spec, norm, scale).numpy()) == 1
+
+
+@pytest.mark.parametrize(
+    "args", ((16000, 400, 80, 0, 8000), (16000, 400, 128, 0, 8000), (24000, 1920, 80, 0, 8000), (44100, 2048, 320, 30, 22050))
+)
+def test_librosas_filters_bit_for_bit(args):
+    librosa = pytest.importorskip("librosa")
+    sample_rate, n_fft, n_mels, f_min, f_max = args
+    for norm in ("slaney", None):
+        expected = librosa.filters.mel(sr=sample_rate, n_fft=n_fft, n_mels=n_mels, fmin=f_min, fmax=f_max, norm=norm)
+        spec = MelBankSpec(sample_rate, n_fft, n_mels, float(f_min), float(f_max), norm, "slaney")
+        assert np.array_equal(librosa_filterbank(spec).numpy(), expected.T)
+
+
+@pytest.mark.parametrize("args", ((23, 20.0, 8000.0), (80, 20.0, 7600.0), (128, 20.0, 8000.0)))
+def test_kaldis_filters(args):
+    kaldi = pytest.importorskip("torchaudio.compliance.kaldi")
+    n_mels, f_min, f_max = args
+    expected, _ = kaldi.get_mel_banks(n_mels, 512, 16000.0, f_min, f_max, 100.0, -500.0, 1.0)
+    bank = kaldi_filterbank(MelBankSpec(16000, 512, n_mels, f_min, f_max))
+    assert bank.shape == (257, n_mels) and bank.dtype == torch.float64 and (bank[-1] == 0).all()
+    torch.testing.assert_close(bank[:-1].T.float(), expected, rtol=0, atol=3e-5)  # whose arithmetic is float32

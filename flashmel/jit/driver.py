@@ -55,7 +55,7 @@ class NormalizeParams(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("features", "out", "maxima", "lengths")),
         *((name, ctypes.c_int64) for name in ("n_samples", "frames", "n_maxima")),
-        ("rows", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("rows", "group")),
         ("n_mels", ctypes.c_int32),
     ]
 

@@ -141,7 +141,6 @@ def _normalize_header(s: NormalizeSpecialisation) -> str:
     rule = s.rule
     values = {
         **_rows(s.spec, s.ragged),
-        "whole_batch": int(rule.scope == "batch"),
         "ddof": rule.ddof,
         "eps_of_variance": int(rule.eps_mode == "variance" and rule.eps > 0),
     }

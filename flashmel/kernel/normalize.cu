@@ -16,7 +16,7 @@ struct Params {
   const float* maxima;       // (rows, n_maxima): for Kind::maximum, in place of a look at the features
   const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
   long long n_samples, frames, n_maxima;
-  unsigned rows;
+  unsigned rows, group;  // group: neighbouring rows that have one maximum
   int n_mels;
 };
 
@@ -39,8 +39,7 @@ __device__ inline float over_block(float value, float nothing, float* shared, Co
 
 // Blocks (x, row): each takes parts of the row. Only what lies below the floor is written, for the output is the input.
 __device__ inline void raise_to_floor(const Params& params, unsigned row, float* shared) {
-  const long long first = Config::whole_batch ? 0 : row * params.n_maxima;
-  const long long count = Config::whole_batch ? params.rows * params.n_maxima : params.n_maxima;
+  const long long first = row / params.group * params.group * params.n_maxima, count = params.group * params.n_maxima;
   float top = lowest;
   for (long long i = threadIdx.x; i < count; i += blockDim.x) top = larger(top, params.maxima[first + i]);
   const float floor = over_block(top, lowest, shared, [](float a, float b) { return larger(a, b); }) - Config::range;
