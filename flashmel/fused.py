@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import environment
-from .jit import toolchain
-from .jit.bundle import loaded_bundles
+from .jit import bundle, toolchain
 from .jit.compiler import CompileError
 from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams
 from .jit.source import Specialisation
@@ -333,7 +332,7 @@ def unavailable_reason(device: torch.device | None = None) -> str | None:
         return f"{device} is not a CUDA device"
     try:
         architecture(*torch.cuda.get_device_capability(device))
-        if not loaded_bundles():
+        if not (bundle.expected() or environment.no_jit()):  # without a kernel the latter raises, and nothing runs
             toolchain.nvrtc_version()
     except (UnsupportedError, toolchain.ToolchainError) as error:
         return str(error)
@@ -400,6 +399,8 @@ def _kernel(
                         Specialisation(spec, plan, _device(device)[0], _name(samples), _name(output), filters_in_shared), device
                     )
                 except (toolchain.ToolchainError, CompileError, DriverError) as error:
+                    if environment.no_jit():
+                        raise
                     found = UnavailableError(str(error))
                 _kernels[key] = plan, found
     _, kernel = _kernels[key]

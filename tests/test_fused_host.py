@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from flashmel import MelSpectrogram, fused
+from flashmel.jit import driver
 from flashmel.jit.compiler import CompileError
+from flashmel.jit.toolchain import ToolchainError
 from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
 
 HOPPER, SMS = architecture(9, 0), 132
@@ -141,6 +143,25 @@ def test_a_failed_compilation_is_not_tried_again(kernels, monkeypatch, call):
         with pytest.raises(fused.UnavailableError, match="the log"):
             call(module, torch.zeros(2, 4000))
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("call", [call, call_backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("kind", [driver.MissingKernelError, driver.DriverError, ToolchainError])
+def test_where_compiling_is_forbidden_a_missing_kernel_is_an_error(kernels, monkeypatch, call, kind):
+    """Not the plain path; and the next call looks again, for a bundle may have been loaded."""
+    module, x, made = MelSpectrogram(hop_length=160, n_mels=40), torch.zeros(2, 4000), fused.Kernel
+
+    def refuse(specialisation, device):
+        raise kind("not there")
+
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    monkeypatch.setattr(fused, "Kernel", refuse)
+    with pytest.raises(kind, match="not there"):
+        call(module, x)
+    monkeypatch.setattr(fused, "Kernel", made)
+    call(module, x)
+    with pytest.raises(fused.UnavailableError):  # what no kernel covers has the plain path still
+        call(MelSpectrogram(n_fft=134), x)
 
 
 def test_nothing_is_made_in_a_capture(kernels, monkeypatch):

@@ -93,6 +93,15 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in a folder, as far as it can be."""
+    stale = time.time() - _STALE_SECONDS
+    for path, found in _files(folder, _UNFINISHED):
+        if found.st_mtime < stale:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def usage(folder: Path) -> Usage:
     """Number and size of the entries in a folder, which need not exist."""
     sizes = [found.st_size for _, found in _files(folder, _SUFFIX)]
@@ -123,16 +132,13 @@ def _files(folder: Path, suffix: str) -> list[tuple[Path, os.stat_result]]:
 
 def _tidy(folder: Path) -> None:
     """Remove what killed writers left, and the entries used longest ago beyond MAX_BYTES."""
-    stale = time.time() - _STALE_SECONDS
-    old = [path for path, found in _files(folder, _UNFINISHED) if found.st_mtime < stale]
+    sweep(folder)
     total = 0
     for path, found in sorted(_files(folder, _SUFFIX), key=lambda file: file[1].st_mtime, reverse=True):
         total += found.st_size
         if total > MAX_BYTES:
-            old.append(path)
-    for path in old:
-        with contextlib.suppress(OSError):
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _stranger(folder: Path, found: os.stat_result) -> int | None:
