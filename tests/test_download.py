@@ -82,7 +82,7 @@ def test_without_a_connection_if_the_digest_is_known(server, built, tmp_path, mo
     flashmel.load_bundle(server.base, built.digest)
     server.close()
     bundle._loaded.clear()
-    monkeypatch.setattr(cache, "write_whole", lambda *_: pytest.fail("written to what may be read-only"))
+    monkeypatch.setattr(cache, "whole_file", lambda *_: pytest.fail("written to what may be read-only"))
     flashmel.load_bundle(server.base, built.digest)
     assert bundle.find(B) == b"\x7fELF2"
     with pytest.raises(bundle.BundleError, match="manifest.json cannot be downloaded: .*refused"):

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import types
 import warnings
@@ -133,7 +132,7 @@ def test_a_folder_that_refuses_files(own_cache, monkeypatch, number):
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(cache, "open", refuse, raising=False)
     assert os.strerror(number) in refused(own_cache)
 
 

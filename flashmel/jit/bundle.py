@@ -58,6 +58,7 @@ class Verdict(NamedTuple):
 
     variant: Variant
     reason: str | None  # why it is rejected; None if it is accepted
+    damaged: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -135,16 +136,25 @@ def bundle_variants(path: str | os.PathLike[str], archs: Iterable[str] | None = 
         BundleError: there is no manifest, or it is not one, or it cannot be downloaded.
         ValueError: ``archs`` holds something else than names of architectures.
     """
-    machine = _machine(archs)
-    if _is_address(path):
-        from . import download
+    return judge(path, archs)[1]
 
-        if reason := download.refusal(str(path)):
-            raise BundleError(f"{path}: {reason}")
-        variants = _parse(str(path), _get(download.opener(), str(path), MANIFEST, _MAX_MANIFEST))
-        return tuple(Verdict(variant, machine.refusal(variant.arch, variant.cuda)) for variant in variants)
-    bundle = open_bundle(path)
-    return tuple(Verdict(v, _damage(bundle, v) or machine.refusal(v.arch, v.cuda)) for v in bundle.variants)
+
+def judge(path: str | os.PathLike[str], archs: Iterable[str] | None = None) -> tuple[str, tuple[Verdict, ...]]:
+    """The digest of a bundle, and what :func:`bundle_variants` says of it, with its errors."""
+    machine = _machine(archs)
+    if not _is_address(path):
+        bundle = open_bundle(path)
+        return bundle.digest, tuple(_verdict(v, machine, _damage(bundle, v)) for v in bundle.variants)
+    from . import download
+
+    if reason := download.refusal(str(path)):
+        raise BundleError(f"{path}: {reason}")
+    text = _get(download.opener(), str(path), MANIFEST, _MAX_MANIFEST)
+    return hashlib.sha256(text).hexdigest(), tuple(_verdict(v, machine, None) for v in _parse(str(path), text))
+
+
+def _verdict(variant: Variant, machine: Machine, damage: str | None) -> Verdict:
+    return Verdict(variant, damage or machine.refusal(variant.arch, variant.cuda), damage is not None)
 
 
 def has_bundle(path: str | os.PathLike[str], archs: Iterable[str] | None = None) -> bool:
@@ -311,7 +321,7 @@ def _download(url: str, digest: str | None, archs: Iterable[str] | None) -> Bund
         disk.sweep(bundle.path)
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             list(pool.map(lambda variant: _fetch(client, url, bundle.path, variant), missing))
-        disk.write_whole(bundle.path / MANIFEST, text)
+        _write(bundle.path / MANIFEST, text)
     except OSError as error:
         raise BundleError(
             f"{url}: it cannot be written to {bundle.path} ({error.strerror or error}): set FLASHMEL_CACHE_DIR, or "
@@ -335,7 +345,7 @@ def _fetch(client: OpenerDirector, url: str, folder: Path, variant: Variant) -> 
     data = _get(client, url, variant.file, variant.size)
     if len(data) != variant.size or hashlib.sha256(data).hexdigest() != variant.sha256:
         raise BundleError(f"{url}: {variant.file} is not the file that the manifest lists ({len(data)} bytes of {variant.size})")
-    disk.write_whole(folder / variant.file, data)
+    _write(folder / variant.file, data)
 
 
 def _get(client: OpenerDirector, url: str, name: str, most: int) -> bytes:
@@ -384,5 +394,5 @@ def _read(path: Path, name: str, most: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    disk.write_whole(path, data)
-    path.chmod(0o644)  # to be carried to other users
+    with disk.whole_file(path) as file:
+        file.write(data)
