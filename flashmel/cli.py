@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -554,28 +555,44 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _configurations(args: argparse.Namespace) -> list[tuple[MelSpectrogram, torch.dtype, bool]]:
     """(transform, dtype of its waveforms, whether their gradient is wanted): of the arguments, or one for each of --config."""
+    if args.config is None:
+        return [_configuration("", lambda: _transform(args, args.resample or 16000), args.input_dtype, args.gradient)]
+    found = []
+    for number, entry in enumerate(_config_file(args.config), 1):
+        options = dict(entry)
+        samples, gradient = options.pop("input_dtype", args.input_dtype), options.pop("gradient", args.gradient)
+        make = partial(_of_entry, options)
+        found.append(_configuration(f"{_shown(args.config)}, configuration {number}: ", make, samples, gradient))
+    return found
+
+
+def _configuration(
+    where: str, make: Callable[[], MelSpectrogram], samples: str, gradient: bool
+) -> tuple[MelSpectrogram, torch.dtype, bool]:
+    """One of them, or a failure that says where it stands."""
+    import torch
+
+    if samples not in INPUT_TYPES or gradient not in (False, True):
+        raise _Failure(
+            f"{where}input_dtype must be one of {', '.join(INPUT_TYPES)}, gradient true or false: {samples!r}, {gradient!r}"
+        )
+    if gradient and samples == "int16":
+        raise _Failure(f"{where}gradient: waveforms of int16 have none")
+    try:
+        return make(), getattr(torch, samples), bool(gradient)
+    except (ValueError, TypeError) as error:
+        raise _Failure(f"{where}{error}") from error
+
+
+def _of_entry(options: dict[str, Any]) -> MelSpectrogram:
+    """The transform with a JSON file's arguments."""
     import torch
 
     from .transform import MelSpectrogram
 
-    entries: list[dict[str, Any]] = [{}] if args.config is None else _config_file(args.config)
-    found = []
-    for number, entry in enumerate(entries, 1):
-        own = dict(entry)
-        samples, gradient = own.pop("input_dtype", args.input_dtype), own.pop("gradient", args.gradient)
-        where = "" if args.config is None else f"{_shown(args.config)}, configuration {number}: "
-        try:
-            if samples not in INPUT_TYPES or gradient not in (False, True):
-                raise ValueError(f"input_dtype must be one of {', '.join(INPUT_TYPES)} and gradient true or false, got {entry}")
-            if gradient and samples == "int16":
-                raise ValueError("--gradient: waveforms of int16 have no gradient")
-            if "dtype" in own:
-                own["dtype"] = getattr(torch, str(own["dtype"]), own["dtype"])
-            transform = _transform(args, args.resample or 16000) if args.config is None else MelSpectrogram(**own)
-        except (ValueError, TypeError) as error:
-            raise _Failure(f"{where}{error}") from error
-        found.append((transform, getattr(torch, samples), gradient))
-    return found
+    if isinstance(name := options.get("dtype"), str):
+        options = options | {"dtype": getattr(torch, name, name)}
+    return MelSpectrogram(**options)
 
 
 def _config_file(path: Path) -> list[dict[str, Any]]:
@@ -638,10 +655,11 @@ def _warm(args: argparse.Namespace) -> int:
 
 def _bundle_build(args: argparse.Namespace) -> int:
     from .jit import toolchain
-    from .jit.bundle import BundleError, write_bundle
+    from .jit.bundle import BundleError, check_unused, write_bundle
 
-    kernels = [(identity, s.arch.name, str(s), data) for identity, (s, data) in _compiled(args).items()]
     try:
+        check_unused(Path(args.output))  # now, and not after minutes of compiling
+        kernels = [(identity, s.arch.name, str(s), data) for identity, (s, data) in _compiled(args).items()]
         bundle = write_bundle(Path(args.output), int(toolchain.nvrtc_version().split(".")[0]), kernels)
     except (BundleError, OSError) as error:
         raise _Failure(str(error), status=1) from error

@@ -323,7 +323,7 @@ def test_warm_and_cache(
         (["--n-fft", "67", "--arch", "sm_90"], "sm_90: n_fft = 67: 67 is not a product of three numbers"),
         (["--arch", "sm_12"], "must be one of sm_75, "),
         ([], "the following arguments are required: --arch"),
-        (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "--gradient: waveforms of int16 have no gradient"),
+        (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "gradient: waveforms of int16 have none"),
         (["--arch", "sm_90", "--n-fft", "16", "--win-length", "17"], "win_length"),
     ],
     ids=["size", "architecture", "none", "int16", "transform"],
@@ -372,7 +372,7 @@ def test_a_bundle_of_several_configurations(
         ('[{"sound": 64}]', "configuration 1: "),
         ('[{"dtype": "int8"}]', "configuration 1: dtype must be"),
         ('[{"input_dtype": "int8"}]', "configuration 1: input_dtype must be one of"),
-        ('[{"input_dtype": "int16", "gradient": true}]', "waveforms of int16 have no gradient"),
+        ('[{"input_dtype": "int16", "gradient": true}]', "configuration 1: gradient: waveforms of int16 have none"),
     ],
 )
 def test_wrong_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:

@@ -227,9 +227,8 @@ def write_bundle(folder: Path, cuda: int, kernels: Iterable[tuple[str, str, str,
         BundleError: the folder has files in it.
         OSError: it cannot be written.
     """
+    check_unused(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise BundleError(f"{folder} is not empty: a bundle takes a folder of its own")
     variants = []
     for identity, arch, description, data in kernels:
         variant = Variant(identity, arch, cuda, description, f"{identity}.cubin", len(data), hashlib.sha256(data).hexdigest())
@@ -238,6 +237,16 @@ def write_bundle(folder: Path, cuda: int, kernels: Iterable[tuple[str, str, str,
     manifest = {"schema": _SCHEMA, "kernels": [asdict(variant) for variant in variants]}
     _write(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return open_bundle(folder)
+
+
+def check_unused(folder: Path) -> None:
+    """
+    Raises:
+        BundleError: the folder has files in it.
+        OSError: it cannot be read, or is none.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise BundleError(f"{folder} is not empty: a bundle takes a folder of its own")
 
 
 def downloads(cache: Path) -> list[Path]:
@@ -388,7 +397,7 @@ def _read(path: Path, name: str, most: int) -> bytes:
                 return file.read(most + 1)
         with zipfile.ZipFile(path) as archive, archive.open(name) as member:
             return member.read(most + 1)
-    except (OSError, KeyError, zipfile.BadZipFile, RuntimeError, EOFError, NotImplementedError) as error:
+    except Exception as error:  # of a damaged archive, a dozen kinds: zlib.error, BadZipFile, NotImplementedError, ...
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BundleError(f"{path}: {name} cannot be read ({reason})") from error
 
