@@ -17,7 +17,7 @@ _configured_bundles: dict[str, str | None] = {}
 def configure(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
-    bundle_urls: Iterable[str] | Mapping[str, str | None] | None = None,
+    bundle_urls: Iterable[str | os.PathLike[str]] | Mapping[str, str | None] | None = None,
 ) -> None:
     """Where kernels are kept, and where they come from. What is not given stays as it is.
 
@@ -42,7 +42,8 @@ def configure(
     if bundle_urls is not None:
         if isinstance(bundle_urls, str):
             raise TypeError(f"bundle_urls must be a sequence of addresses or a mapping to digests, got the string {bundle_urls!r}")
-        wanted = dict(bundle_urls) if isinstance(bundle_urls, Mapping) else dict.fromkeys(map(os.fspath, bundle_urls))
+        digests = bundle_urls if isinstance(bundle_urls, Mapping) else dict.fromkeys(bundle_urls)
+        wanted = {os.fspath(url): digest for url, digest in digests.items()}
         for url, digest in wanted.items():
             if "://" in url and not url.lower().startswith("https://"):
                 raise ValueError(f"bundle_urls: {url} is not https, and nothing else is downloaded from")

@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from pathlib import Path
 
 import pytest
 from server import answer, redirect, serving
@@ -211,7 +212,7 @@ def test_a_configured_bundle_that_fails_is_tried_once(server, built, tmp_path, m
 def test_configure(monkeypatch, tmp_path):
     flashmel.configure(cache_dir=str(tmp_path / "own"))
     assert environment.cache_dir() == tmp_path / "own", "before the environment's"
-    flashmel.configure(bundle_urls=["a", "b"])
+    flashmel.configure(bundle_urls=["a", Path("b")])
     assert environment.cache_dir() == tmp_path / "own" and environment.bundle_urls() == {"a": None, "b": None}
     flashmel.configure(cache_dir="")
     assert environment.cache_dir() == tmp_path / "cache" and environment.bundle_urls() == {"a": None, "b": None}

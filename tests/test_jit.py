@@ -394,6 +394,21 @@ def test_this_machine(monkeypatch):
     assert machine.this_machine() == ((), None)
 
 
+def test_a_driver_older_than_the_kernel_says_what_to_install(compilations, monkeypatch):
+    class Refusal(enum.IntEnum):
+        CUDA_ERROR_INVALID_IMAGE = 200
+
+    driver_stand_in(monkeypatch, capabilities=[(9, 0)], version=12080)
+    module = sys.modules["cuda.bindings"].driver
+    module.cuDevicePrimaryCtxRetain = module.cuCtxGetCurrent = lambda *_: (0, 1)
+    module.cuModuleLoadData = lambda data: (Refusal.CUDA_ERROR_INVALID_IMAGE,)
+    module.cuGetErrorString = lambda status: (0, b"device kernel image is invalid")
+    with pytest.raises(driver.DriverError) as caught:
+        driver.Kernel(specialise(), 0)
+    for part in ("cuModuleLoadData failed", "kernel image is invalid", "takes kernels of CUDA 12 and older", "flashmel[cu12]"):
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f", "GPU-8932f937", "MIG-GPU-1/3/0", "", "-1", "1,0"])
 def test_names_of_devices_are_the_drivers_business(monkeypatch, name):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
