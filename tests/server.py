@@ -94,6 +94,19 @@ def endless(request):
         request.wfile.write(bytes(1 << 16))
 
 
+def endless_redirect(url):
+    """A fault: a redirect with a body that never ends."""
+
+    def fault(request):
+        request.send_response(302)
+        request.send_header("Location", url)
+        request.end_headers()
+        while True:
+            request.wfile.write(bytes(1 << 16))
+
+    return fault
+
+
 def hang_up(request):
     """A fault: no answer at all."""
     request.connection.close()

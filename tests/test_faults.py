@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import noise
-from server import answer, endless, hang_up, redirect, serving
+from server import answer, endless, endless_redirect, hang_up, redirect, serving
 
 import flashmel
 from flashmel import MelSpectrogram, environment
@@ -338,6 +338,7 @@ FAULTS = {
     "endless": (endless, "longer than the 300004 bytes expected"),
     "http": (redirect("http://localhost/x"), "the server redirects to http://localhost/x, which is not https"),
     "http by way of https": (redirect("/step", 307), "the server redirects to http://localhost/x, which is not https"),
+    "endless redirect": (endless_redirect("/step"), "the server redirects to http://localhost/x, which is not https"),
     "file": (redirect("file:///etc/passwd"), "the server answers 302"),
     "absent": (answer(404), "the server answers 404"),
     "forbidden": (answer(403), "the server answers 403"),

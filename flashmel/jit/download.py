@@ -27,6 +27,7 @@ class _OnlyToHttps(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, response: Any, code: int, reason: str, headers: Any, url: str) -> Any:
         if urlsplit(url).scheme != "https":
             raise DownloadError(f"the server redirects to {url}, which is not https")
+        response.close()  # or its body would be read to the end, if it has one
         return super().redirect_request(request, response, code, reason, headers, url)
 
 
