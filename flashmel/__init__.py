@@ -2,9 +2,22 @@
 
 from . import frontends
 from .cepstrum import MFCC, AmplitudeToDB
+from .environment import configure
 from .frontends import frontend
-from .jit.bundle import load_bundle, loaded_bundles
+from .jit.bundle import bundle_variants, has_bundle, load_bundle, loaded_bundles
 from .transform import MelSpectrogram
 from .version import __version__
 
-__all__ = ["MFCC", "AmplitudeToDB", "MelSpectrogram", "__version__", "frontend", "frontends", "load_bundle", "loaded_bundles"]
+__all__ = [
+    "MFCC",
+    "AmplitudeToDB",
+    "MelSpectrogram",
+    "__version__",
+    "bundle_variants",
+    "configure",
+    "frontend",
+    "frontends",
+    "has_bundle",
+    "load_bundle",
+    "loaded_bundles",
+]

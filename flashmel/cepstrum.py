@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from . import ops, reference
 from .buffers import Tables, table
-from .normalize import SCOPES, Normalization, normalize
-from .spec import Epilogue, one_of, positive_int
+from .normalize import normalize
+from .spec import NORMALIZATION_SCOPES, Epilogue, Normalization, one_of, positive_int
 from .transform import MelSpectrogram
 
 AMIN = 1e-10  # the smallest value that decibels are taken of
@@ -45,7 +45,7 @@ class AmplitudeToDB(nn.Module):
     def __init__(self, stype: str = "power", top_db: float | None = None, *, scope: str = "sample") -> None:
         super().__init__()
         one_of("stype", stype, ("power", "magnitude", "amplitude"))
-        one_of("scope", scope, SCOPES)
+        one_of("scope", scope, NORMALIZATION_SCOPES)
         if top_db is not None and not 0 <= top_db < math.inf:
             raise ValueError(f"top_db must be a number of decibels and not negative, or None; got {top_db!r}")
         self.stype, self.top_db, self.scope = stype, top_db, scope
@@ -122,9 +122,11 @@ class MFCC(Tables):
     def forward(self, waveform: Tensor) -> Tensor:
         """Coefficients (..., n_mfcc, frames) of a waveform (..., time); see the class for dtypes and errors."""
         mel, cosines = self.MelSpectrogram, table(self, "dct_mat")
-        features = ops.features(waveform, mel.spectrogram.window, mel.mel_scale.fb, self.spec)
-        if not self.log_mels:
-            features = normalize(features, Normalization("maximum", TOP_DB, self.amplitude_to_DB.scope))
+        operands = waveform, mel.spectrogram.window, mel.mel_scale.fb, self.spec
+        if self.log_mels:
+            features = ops.features(*operands)
+        else:
+            features = ops.normalized_features(*operands, Normalization("maximum", TOP_DB, self.amplitude_to_DB.scope))
         rows = features.reshape(-1, *features.shape[-2:])
         transposed = cosines.mT.to(features.dtype)
         with torch.autocast(waveform.device.type, enabled=False):

@@ -6,18 +6,22 @@ import argparse
 import ast
 import importlib
 import importlib.metadata
+import json
 import os
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from . import __version__
+from .jit.cache import whole_file
 from .jit.source import INPUT_TYPES, Specialisation
 from .plan import ARCHITECTURES, Architecture, UnsupportedError, make_plan
 from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from .frontends import FrontEnd
     from .transform import MelSpectrogram
 
+T = TypeVar("T")
 FORMATS = ("npy", "pt", "safetensors", "png")
 WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
 # What says which transform: a front-end says it all.
@@ -74,6 +79,15 @@ def _shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def _progress(items: Iterable[T], total: int, unit: str) -> tuple[Iterable[T], Callable[..., Any]]:
+    """The items under a progress bar, if tqdm is there and stderr a terminal; and what prints a line above it."""
+    try:
+        bar = importlib.import_module("tqdm").tqdm(items, total=total, unit=unit, disable=None)  # None: by the terminal
+    except ImportError:
+        return items, print
+    return bar, bar.write
+
+
 def _positive_int(text: str) -> int:
     try:
         value = int(text)
@@ -114,6 +128,11 @@ def _device(name: str | None) -> torch.device:
 
 
 def _transform(args: argparse.Namespace, rate: int) -> MelSpectrogram:
+    """The transform of the arguments.
+
+    Raises:
+        ValueError: see MelSpectrogram.
+    """
     import torch
 
     from .transform import MelSpectrogram
@@ -272,22 +291,11 @@ def _decibels(mel: torch.Tensor, power: float) -> torch.Tensor:
     return (20.0 / power) * mel.clamp(min=AMIN).log10()
 
 
-def _write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write through a temporary neighbour and a rename: the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: Any, title: str) -> None:
     import torch
 
-    def write(file: BinaryIO) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
         if args.format == "npy":
             np.save(file, mel.numpy())
         elif args.format == "pt":
@@ -297,8 +305,6 @@ def _save(mel: torch.Tensor, path: Path, args: argparse.Namespace, transform: An
             file.write(_need("safetensors.torch").save({"mel": mel}, metadata))
         else:
             _draw(file, mel.float().numpy(), transform, title, args.db_range)
-
-    _write_atomically(path, write)
 
 
 def _one(source: Path, target: Path, args: argparse.Namespace, device: torch.device, transforms: dict[int, Any]) -> str:
@@ -331,15 +337,11 @@ def _mel(args: argparse.Namespace) -> int:
     _check_transform(args)
     device = _device(args.device)
     needed = {"soundfile": True, "scipy.signal": args.resample, "matplotlib": args.format == "png"}
-    needed |= {"safetensors.torch": args.format == "safetensors", "tqdm": len(jobs) > 1}
+    needed |= {"safetensors.torch": args.format == "safetensors"}
     for name in (name for name, used in needed.items() if used):
         _need(name)  # here, so that a missing module is one message and not one for each file
 
-    bar: Iterable[tuple[Path, Path]] = jobs
-    say: Callable[..., Any] = print
-    if len(jobs) > 1:
-        bar = _need("tqdm").tqdm(jobs, unit="file", disable=None)  # None: no bar where stderr is not a terminal
-        say = bar.write  # type: ignore[attr-defined]
+    bar, say = _progress(jobs, len(jobs), "file")
     failed, transforms = 0, {}  # type: ignore[var-annotated]
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: say(f"flashmel: warning: {message}", file=sys.stderr)  # type: ignore[assignment]
@@ -522,8 +524,11 @@ def _demo(args: argparse.Namespace) -> int:
             print(f"torchaudio          not compared: {absent}")
         picture = _decibels(transform(sound.to(device)), 2.0).cpu().numpy()
     title = "flashmel demo: a chirp, three vowels, clicks, silence"
-    _write_atomically(Path(args.output), lambda file: _draw(file, picture, transform, title, 80.0))
-    print(f"picture             {_shown(Path(args.output))}")
+    path = Path(args.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        _draw(file, picture, transform, title, 80.0)
+    print(f"picture             {_shown(path)}")
     return 0
 
 
@@ -564,6 +569,23 @@ def _planned(spec: StftSpec, arch: Architecture) -> str:
         return f"plain torch: {error}"
 
 
+def _mismatch(torchs_cuda: str | None) -> list[tuple[str, str]]:
+    """A row, if compiler and torch are of different CUDA versions."""
+    from .jit import toolchain
+
+    try:
+        version = toolchain.nvrtc_version()
+    except toolchain.ToolchainError:
+        return []
+    major = (torchs_cuda or version).split(".")[0]
+    if version.split(".")[0] == major:
+        return []
+    advice = (
+        f"torch is for CUDA {major}, NVRTC for {version}: runs if the driver knows both, else pip install 'flashmel[cu{major}]'"
+    )
+    return [("note", advice)]
+
+
 def _doctor(args: argparse.Namespace) -> int:
     import platform
 
@@ -581,6 +603,7 @@ def _doctor(args: argparse.Namespace) -> int:
         *(("GPU", _device_name(gpu)) for gpu in gpus),
         *([] if gpus else [("GPU", "none that torch can use")]),
         *toolchain.describe(),
+        *_mismatch(torch.version.cuda),
         *((f"{name} (cli)", _installed(name)) for name in ("soundfile", "scipy", "matplotlib", "safetensors", "tqdm")),
     ]
     targets: list[torch.device | None] = [*gpus] or [None]
@@ -606,57 +629,113 @@ def _doctor(args: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------- flashmel warm, flashmel cache
 
 
-def _kernels(args: argparse.Namespace) -> Iterator[Specialisation]:
-    """What the transform of the arguments compiles for each architecture."""
+def _configurations(args: argparse.Namespace) -> list[tuple[MelSpectrogram, torch.dtype, bool]]:
+    """(transform, dtype of its waveforms, whether their gradient is wanted): of the arguments, or one for each of --config."""
+    if args.config is None:
+        return [_configuration("", lambda: _transform(args, args.resample or 16000), args.input_dtype, args.gradient)]
+    found = []
+    for number, entry in enumerate(_config_file(args.config), 1):
+        options = dict(entry)
+        samples, gradient = options.pop("input_dtype", args.input_dtype), options.pop("gradient", args.gradient)
+        make = partial(_of_entry, options)
+        found.append(_configuration(f"{_shown(args.config)}, configuration {number}: ", make, samples, gradient))
+    return found
+
+
+def _configuration(
+    where: str, make: Callable[[], MelSpectrogram], samples: str, gradient: bool
+) -> tuple[MelSpectrogram, torch.dtype, bool]:
+    """One of them, or a failure that says where it stands."""
+    import torch
+
+    if samples not in INPUT_TYPES or gradient not in (False, True):
+        raise _Failure(
+            f"{where}input_dtype must be one of {', '.join(INPUT_TYPES)}, gradient true or false: {samples!r}, {gradient!r}"
+        )
+    if gradient and samples == "int16":
+        raise _Failure(f"{where}gradient: waveforms of int16 have none")
+    try:
+        return make(), getattr(torch, samples), bool(gradient)
+    except (ValueError, TypeError) as error:
+        raise _Failure(f"{where}{error}") from error
+
+
+def _of_entry(options: dict[str, Any]) -> MelSpectrogram:
+    """The transform with a JSON file's arguments."""
+    import torch
+
+    from .transform import MelSpectrogram
+
+    if isinstance(name := options.get("dtype"), str):
+        options = options | {"dtype": getattr(torch, name, name)}
+    return MelSpectrogram(**options)
+
+
+def _config_file(path: Path) -> list[dict[str, Any]]:
+    """The configurations that a file lists."""
+    try:
+        entries = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _Failure(f"--config {_shown(path)}: {error}") from error
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise _Failure(f'--config {_shown(path)}: expected a list of objects such as [{{"n_fft": 400, "hop_length": 160}}]')
+    return entries
+
+
+def _compiled(args: argparse.Namespace) -> dict[str, tuple[Specialisation, bytes]]:
+    """The kernels of the arguments by identity, from the cache or compiled into it, on all cores."""
     import torch
 
     from . import fused
-
-    if args.gradient and args.input_dtype == "int16":
-        raise _Failure("--gradient: waveforms of int16 have no gradient")
-    _check_transform(args)
-    mel = _transform(args, args.resample or 16000)
-    types = getattr(torch, args.input_dtype), getattr(torch, args.dtype)
-    for arch in args.arch:
-        try:
-            yield from fused.specialisations(mel.spectrogram.window, mel.mel_scale.fb, mel.spec, arch, *types, args.gradient)
-        except UnsupportedError as error:
-            raise _Failure(f"{arch.name}: {error}", status=1) from error
-
-
-def _cubin(s: Specialisation) -> bytes:
-    from .jit import driver
-    from .jit.compiler import CompileError
+    from .jit import compiler, driver
+    from .jit.source import sources
     from .jit.toolchain import ToolchainError
 
-    try:
-        data = driver.cubin(s)
-    except (ToolchainError, CompileError) as error:
-        raise _Failure(f"{s.arch.name}: {error}", status=1) from error
-    print(f"{len(data) / 1024:.0f} KiB: {s}")
-    return data
+    wanted: dict[str, Specialisation] = {}
+    for mel, samples, gradient in _configurations(args):
+        tables, output = (mel.spectrogram.window, mel.mel_scale.fb), mel.dtype or torch.float32
+        for arch in args.arch:
+            try:
+                found = fused.specialisations(*tables, mel.spec, arch, samples, output, gradient)
+            except UnsupportedError as error:
+                raise _Failure(f"{arch.name}: {error}", status=1) from error
+            wanted |= {compiler.identity(sources(s), arch.name): s for s in found}
+
+    def compile_one(item: tuple[str, Specialisation]) -> tuple[str, Specialisation, bytes]:
+        identity, s = item
+        try:
+            return identity, s, driver.cubin(s)
+        except (ToolchainError, compiler.CompileError, driver.MissingKernelError) as error:
+            raise _Failure(f"{s.arch.name}: {error}", status=1) from error
+
+    kernels = {}
+    # In threads: the compiler runs without Python's lock, and processes would each import torch first.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        bar, say = _progress(pool.map(compile_one, wanted.items()), len(wanted), "kernel")
+        for identity, s, data in bar:
+            kernels[identity] = s, data
+            say(f"{len(data) / 1024:.0f} KiB: {s}")
+    return kernels
 
 
 def _warm(args: argparse.Namespace) -> int:
-    """Compile what the transform needs into the cache, on any machine."""
+    """Compile what transforms need into the cache, on any machine."""
     from . import environment
 
     if (folder := environment.cache_dir()) is None:
         raise _Failure("there is no place for the cache: this user has no home; set FLASHMEL_CACHE_DIR")
-    for s in _kernels(args):
-        _cubin(s)
+    _compiled(args)
     print(f"the cache is {_shown(folder)}")
     return 0
 
 
 def _bundle_build(args: argparse.Namespace) -> int:
-    from .jit import compiler, toolchain
-    from .jit.bundle import BundleError, write_bundle
-    from .jit.source import sources
+    from .jit import toolchain
+    from .jit.bundle import BundleError, check_unused, write_bundle
 
-    wanted = {compiler.identity(sources(s), s.arch.name): s for s in _kernels(args)}
-    kernels = [(identity, s.arch.name, str(s), _cubin(s)) for identity, s in wanted.items()]
     try:
+        check_unused(Path(args.output))  # now, and not after minutes of compiling
+        kernels = [(identity, s.arch.name, str(s), data) for identity, (s, data) in _compiled(args).items()]
         bundle = write_bundle(Path(args.output), int(toolchain.nvrtc_version().split(".")[0]), kernels)
     except (BundleError, OSError) as error:
         raise _Failure(str(error), status=1) from error
@@ -665,36 +744,34 @@ def _bundle_build(args: argparse.Namespace) -> int:
 
 
 def _bundle_list(args: argparse.Namespace) -> int:
-    from .jit.bundle import BundleError, open_bundle
+    from .jit.bundle import BundleError, judge
 
-    damaged = 0
     try:
-        bundle = open_bundle(args.bundle)
+        digest, verdicts = judge(args.bundle, args.arch and [arch.name for arch in args.arch])
     except BundleError as error:
         raise _Failure(str(error), status=1) from error
-    for variant in bundle.variants:
-        reason = None if args.arch is None or variant.arch == args.arch.name else f"not for {args.arch.name}"
-        try:
-            bundle.read(variant)
-        except BundleError as error:
-            damaged, reason = damaged + 1, str(error)
-        print(f"{'accepted' if reason is None else f'rejected, {reason}'}: {variant.description}")
-    print(f"manifest sha256 {bundle.digest}")
-    return int(damaged > 0)
+    for verdict in verdicts:
+        print(f"{'accepted' if verdict.accepted else f'rejected, {verdict.reason}'}: {verdict.variant.description}")
+    print(f"manifest sha256 {digest}")
+    return int(any(verdict.damaged for verdict in verdicts))
 
 
 def _cache(args: argparse.Namespace) -> int:
     from . import environment
-    from .jit import cache
+    from .jit import bundle, cache
 
     if (folder := environment.cache_dir()) is None:
         raise _Failure("there is no cache: this user has no home; set FLASHMEL_CACHE_DIR")
     if args.action == "info":
         held = cache.usage(folder)
         print(f"{_shown(folder)}: {held.entries} kernels, {held.bytes / 2**20:.1f} MiB of at most {cache.MAX_BYTES / 2**20:.0f}")
+        for path in bundle.downloads(folder):
+            held = cache.usage(path)
+            print(f"{_shown(path)}: {held.entries} downloaded kernels, {held.bytes / 2**20:.1f} MiB")
         return 0
     try:
         removed = cache.clear(folder)
+        bundle.remove_downloads(folder)
     except OSError as error:
         raise _Failure(f"{_shown(folder)}: {error.strerror or error}", status=1) from error
     print(f"{_shown(folder)}: removed {removed.entries} kernels, {removed.bytes / 2**20:.1f} MiB")
@@ -774,6 +851,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     ahead.add_argument("--input-dtype", choices=INPUT_TYPES, default="float32", help="of the waveforms (default: float32)")
     ahead.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+    ahead.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="instead of one transform, those of a JSON file: a list of objects with arguments of flashmel.MelSpectrogram, and "
+        "input_dtype and gradient",
+    )
     ahead.set_defaults(db=False)
 
     warm = commands.add_parser(
@@ -792,11 +876,11 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-o", "--output", required=True, metavar="DIR", help="a new or empty folder; it may be zipped afterwards")
     build.set_defaults(run=_bundle_build)
     listed = bundles.add_parser("list", help="verify a bundle and list its kernels, accepted or rejected and why")
-    listed.add_argument("bundle", metavar="BUNDLE", help="folder or zip file")
-    listed.add_argument("--arch", type=_architecture, metavar="sm_NN", help="reject those for other GPUs")
+    listed.add_argument("bundle", metavar="BUNDLE", help="folder, zip file or https address")
+    listed.add_argument("--arch", type=_architectures, metavar="sm_NN,...", help="of the GPUs meant (default: this machine's)")
     listed.set_defaults(run=_bundle_list)
 
-    cache = commands.add_parser("cache", help="what the kernel cache holds, or clear it")
+    cache = commands.add_parser("cache", help="what the kernel cache and downloaded bundles hold, or clear them")
     cache.add_argument("action", choices=("info", "clear"))
     cache.set_defaults(run=_cache)
 

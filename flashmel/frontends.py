@@ -12,7 +12,6 @@ from torch import Tensor
 
 from . import ops
 from .buffers import Tables, table
-from .normalize import normalize
 from .recipes import RECIPES, TABLES, WINDOWS, Recipe
 from .stream import Stream
 
@@ -152,18 +151,12 @@ class FrontEnd(Tables):
         waveform, lengths = _batched(waveform, lengths)
         own = lengths
         waveform, lengths = self._prepared(waveform, lengths)
-        late = self.recipe.normalization is not None
-        features = ops.features(
-            waveform,
-            table(self, "window"),
-            table(self, "fb"),
-            self.spec,
-            None if late else self.dtype,
-            lengths,
-            self._buffers.get("affine"),
-        )
+        tables, affine, rule = (table(self, "window"), table(self, "fb")), self._buffers.get("affine"), self.recipe.normalization
+        if rule is None:
+            features = ops.features(waveform, *tables, self.spec, self.dtype, lengths, affine)
+        else:
+            features = ops.normalized_features(waveform, *tables, self.spec, rule, self.dtype, lengths, affine)
         features = self._finished(features, waveform.shape[-1] if lengths is None else lengths)
-        features = features if self.dtype is None else features.to(self.dtype)
         return features if own is None else (features, self.output_lengths(own.to(features.device)))
 
     def stream(self, batch: int | tuple[int, ...] | None = None) -> Stream:
@@ -212,15 +205,12 @@ class FrontEnd(Tables):
             waveform = waveform.masked_fill(behind, 0)
             lengths = None if recipe.n_samples is not None else self._lengthened(lengths)
         wanted = self._lengthened(n_samples) if recipe.n_samples is None else recipe.n_samples
-        return torch.nn.functional.pad(waveform, (0, wanted - n_samples)), lengths
+        return waveform if wanted == n_samples else torch.nn.functional.pad(waveform, (0, wanted - n_samples)), lengths
 
     def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
-        """All that follows the launch. The lengths are those that it had."""
+        """All that follows the launches. The lengths are those that they had."""
         recipe, time_major = self.recipe, self.spec.epilogue.time_major
         pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
-        valid = self.spec.valid_frames(lengths)
-        if recipe.normalization is not None:
-            features = normalize(features, recipe.normalization, valid, time_major=time_major)
         axis = -2 if time_major else -1
         n_frames = features.shape[axis]
         wanted = -(-n_frames // recipe.frame_multiple) * recipe.frame_multiple if recipe.n_frames is None else recipe.n_frames
@@ -231,8 +221,9 @@ class FrontEnd(Tables):
             return features
         stacked = features[..., : wanted - wanted % recipe.stack, :]
         stacked = stacked.unflatten(-2, (-1, recipe.stack)).flatten(-2)
-        if recipe.frame_multiple % recipe.stack and isinstance(valid, Tensor):  # alone, the row has no frame of such a rest
-            behind = torch.arange(stacked.shape[-2], device=stacked.device) >= (valid // recipe.stack)[..., None]
+        if recipe.frame_multiple % recipe.stack and isinstance(lengths, Tensor):  # alone, the row has no frame of such a rest
+            valid = self.spec.valid_frames(lengths.to(stacked.device)) // recipe.stack
+            behind = torch.arange(stacked.shape[-2], device=stacked.device) >= valid[..., None]
             stacked = stacked.masked_fill(behind[..., None], pad_value)
         return stacked
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import environment
-from .jit import toolchain
-from .jit.bundle import loaded_bundles
+from .jit import bundle, toolchain
 from .jit.compiler import CompileError
 from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams, NormalizeParams
 from .jit.source import NormalizeSpecialisation, Specialisation
@@ -489,7 +488,7 @@ def unavailable_reason(device: torch.device | None = None) -> str | None:
         return f"{device} is not a CUDA device"
     try:
         architecture(*torch.cuda.get_device_capability(device))
-        if not loaded_bundles():
+        if not (bundle.expected() or environment.no_jit()):  # without a kernel the latter raises, and nothing runs
             toolchain.nvrtc_version()
     except (UnsupportedError, toolchain.ToolchainError) as error:
         return str(error)
@@ -579,6 +578,8 @@ def _kernel_of(key: tuple, kept: object, make: Callable[[], Kernel]) -> Kernel:
                 try:
                     found = make()
                 except (toolchain.ToolchainError, CompileError, DriverError) as error:
+                    if environment.no_jit():
+                        raise
                     found = UnavailableError(str(error))
                 _kernels[key] = kept, found
     _, kernel = _kernels[key]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .filterbank import kaldi_filterbank, librosa_filterbank, mel_filterbank
-from .normalize import Normalization
-from .spec import Epilogue, MelBankSpec, StftSpec, one_of
+from .spec import Epilogue, MelBankSpec, Normalization, StftSpec, one_of
 
 FLT_EPSILON = 2.0**-23
 INT16 = 32768.0  # the scale of Kaldi's samples

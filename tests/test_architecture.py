@@ -14,7 +14,7 @@ ROOT = Path(flashmel.__file__).parent
 # Every module, lowest first: each may import only those before it. A new module gets its place here.
 ORDER = (
     "version", "environment", "spec", "filterbank", "plan", "tables", "reference",
-    "jit", "jit.cache", "jit.bundle", "jit.toolchain", "jit.compiler", "jit.source", "jit.driver",
+    "jit", "jit.cache", "jit.download", "jit.machine", "jit.bundle", "jit.toolchain", "jit.compiler", "jit.source", "jit.driver",
     "buffers", "normalize", "recipes", "fused", "ops", "functional", "export", "transform", "losses", "cepstrum", "stream",
     "frontends", "__init__", "testing", "cli", "__main__",
 )  # fmt: skip

@@ -4,13 +4,14 @@ import json
 import shutil
 import warnings
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from cases import noise
 
 import flashmel
-from flashmel import MelSpectrogram, cli, fused
+from flashmel import MelSpectrogram, cli, environment, fused
 from flashmel.jit import bundle, compiler, driver, toolchain
 from flashmel.jit.source import Specialisation, sources
 from flashmel.plan import architecture, make_plan
@@ -24,6 +25,9 @@ A, B = "a" * 64, "b" * 64
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch, tmp_path):
     monkeypatch.setattr(bundle, "_loaded", {})
+    monkeypatch.setattr(bundle, "_failures", {})
+    monkeypatch.setattr(environment, "_configured_cache", None)
+    monkeypatch.setattr(environment, "_configured_bundles", {})
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -105,6 +109,23 @@ def test_a_zip_that_is_cut_off(folder):
         file.truncate(200)
     with pytest.raises(bundle.BundleError, match="cannot be read"):
         flashmel.load_bundle(path)
+
+
+def test_a_zip_with_any_byte_flipped(folder):
+    """Compressed or not, in the directory of the archive or in a file: the right bytes, or a BundleError."""
+    path, expected = zipped(folder), b"\x7fELF" + bytes(1000)
+    intact = Path(path).read_bytes()
+    refused = 0
+    for place in range(0, len(intact), 3):
+        Path(path).write_bytes(intact[:place] + bytes([intact[place] ^ 0xFF]) + intact[place + 1 :])
+        bundle._loaded.clear()
+        try:
+            flashmel.load_bundle(path)
+        except bundle.BundleError:
+            refused += 1
+        else:
+            assert bundle.find(A) == expected and bundle.find(B) == b"\x7fELF2"
+    assert refused > len(intact) // 6
 
 
 def test_another_bundle_than_expected(folder):

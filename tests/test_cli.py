@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from flashmel import MelSpectrogram, __version__, cli, frontends
-from flashmel.jit import compiler
+from flashmel.jit import compiler, toolchain
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("matplotlib")
@@ -322,7 +323,7 @@ def test_warm_and_cache(
         (["--n-fft", "67", "--arch", "sm_90"], "sm_90: n_fft = 67: 67 is not a product of three numbers"),
         (["--arch", "sm_12"], "must be one of sm_75, "),
         ([], "the following arguments are required: --arch"),
-        (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "--gradient: waveforms of int16 have no gradient"),
+        (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "gradient: waveforms of int16 have none"),
         (["--arch", "sm_90", "--n-fft", "16", "--win-length", "17"], "win_length"),
     ],
     ids=["size", "architecture", "none", "int16", "transform"],
@@ -395,3 +396,77 @@ def test_mel_of_a_front_end(tmp_path: Path, wav: Path, sound: np.ndarray, capsys
 def test_front_ends_refuse(tmp_path: Path, wav: Path, options: tuple, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert mel(wav, "-o", tmp_path / "out", *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("without_tqdm", [False, True])
+def test_a_bundle_of_several_configurations(
+    nvrtc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], without_tqdm: bool
+) -> None:
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    if without_tqdm:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    config = tmp_path / "mels.json"
+    entries: list[dict[str, object]] = [
+        {"n_fft": 64, "hop_length": 16, "n_mels": 10, "gradient": True},
+        {"n_fft": 64, "hop_length": 16, "n_mels": 20},  # the same kernel
+        {"n_fft": 32, "hop_length": 8, "n_mels": 4, "input_dtype": "int16", "dtype": "float16"},
+    ]
+    config.write_text(json.dumps(entries))
+    assert cli.main(["bundle", "build", "--config", str(config), "--arch", "sm_90", "-o", str(tmp_path / "bundle")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and f"{tmp_path / 'bundle'}: 3 kernels, manifest sha256 " in lines[-1]
+    for part, count in (("forward kernel for sm_90", 2), ("backward kernel for sm_90", 1), ("int16 and float16", 1)):
+        assert sum(part in line for line in lines) == count
+    assert cli.main(["bundle", "list", str(tmp_path / "bundle"), "--arch", "sm_80,sm_75"]) == 0
+    assert capsys.readouterr().out.count("rejected, not for sm_80, sm_75: ") == 3
+    assert cli.main(["bundle", "list", str(tmp_path / "bundle"), "--arch", "sm_80,sm_90"]) == 0
+    assert capsys.readouterr().out.count("accepted: ") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "Expecting value"),
+        ("{}", "expected a list of objects"),
+        ("[]", "expected a list of objects"),
+        ('[{"n_fft": 64}, {"n_fft": -1}]', "configuration 2: n_fft must be a positive integer, got -1"),
+        ('[{"sound": 64}]', "configuration 1: "),
+        ('[{"dtype": "int8"}]', "configuration 1: dtype must be"),
+        ('[{"input_dtype": "int8"}]', "configuration 1: input_dtype must be one of"),
+        ('[{"input_dtype": "int16", "gradient": true}]', "configuration 1: gradient: waveforms of int16 have none"),
+    ],
+)
+def test_wrong_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    config = tmp_path / "mels.json"
+    config.write_text(text)
+    assert cli.main(["warm", "--config", str(config), "--arch", "sm_90"]) == 2
+    assert message in capsys.readouterr().err
+    assert cli.main(["warm", "--config", str(tmp_path / "absent"), "--arch", "sm_90"]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_warm_compiles_nothing_where_that_is_forbidden(
+    nvrtc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    assert cli.main(["warm", "--n-fft", "64", "--arch", "sm_90"]) == 1
+    assert "FLASHMEL_NO_JIT is set" in capsys.readouterr().err
+
+
+def test_downloads_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "bundles" / ("a" * 64)
+    folder.mkdir(parents=True)
+    (folder / f"{'b' * 64}.cubin").write_bytes(bytes(2**20))
+    assert cli.main(["cache", "info"]) == 0
+    assert f"{folder}: 1 downloaded kernels, 1.0 MiB" in capsys.readouterr().out
+    assert cli.main(["cache", "clear"]) == 0 and not folder.exists()
+
+
+def test_doctor_compares_the_versions_of_cuda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(toolchain, "nvrtc_version", lambda: "13.0")
+    for cuda, expected in (("12.8", 1), ("13.0", 0), (None, 0)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert cli.main(["doctor"]) == 0
+        assert capsys.readouterr().out.count("torch is for CUDA 12, NVRTC for 13.0") == expected

@@ -5,8 +5,10 @@ import contextlib
 import pytest
 import torch
 
-from flashmel import MelSpectrogram, fused
+from flashmel import MelSpectrogram, environment, fused
+from flashmel.jit import driver, toolchain
 from flashmel.jit.compiler import CompileError
+from flashmel.jit.toolchain import ToolchainError
 from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
 
 HOPPER, SMS = architecture(9, 0), 132
@@ -141,6 +143,42 @@ def test_a_failed_compilation_is_not_tried_again(kernels, monkeypatch, call):
         with pytest.raises(fused.UnavailableError, match="the log"):
             call(module, torch.zeros(2, 4000))
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("call", [call, call_backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("kind", [driver.MissingKernelError, driver.DriverError, ToolchainError])
+def test_where_compiling_is_forbidden_a_missing_kernel_is_an_error(kernels, monkeypatch, call, kind):
+    """Not the plain path; and the next call looks again, for a bundle may have been loaded."""
+    module, x, made = MelSpectrogram(hop_length=160, n_mels=40), torch.zeros(2, 4000), fused.Kernel
+
+    def refuse(specialisation, device):
+        raise kind("not there")
+
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    monkeypatch.setattr(fused, "Kernel", refuse)
+    with pytest.raises(kind, match="not there"):
+        call(module, x)
+    monkeypatch.setattr(fused, "Kernel", made)
+    call(module, x)
+    with pytest.raises(fused.UnavailableError):  # what no kernel covers has the plain path still
+        call(MelSpectrogram(n_fft=134), x)
+
+
+def test_a_missing_compiler_is_a_reason_only_where_one_is_needed(monkeypatch):
+    def no_compiler():
+        raise ToolchainError("none here")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(toolchain, "nvrtc_version", no_compiler)
+    monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
+    assert fused.unavailable_reason(torch.device("cuda")) == "none here"
+    monkeypatch.setattr(environment, "_configured_bundles", {"kernels": None})
+    assert fused.unavailable_reason(torch.device("cuda")) is None
+    monkeypatch.setattr(environment, "_configured_bundles", {})
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    assert fused.unavailable_reason(torch.device("cuda")) is None
 
 
 def test_nothing_is_made_in_a_capture(kernels, monkeypatch):

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import types
 import warnings
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from flashmel import environment
-from flashmel.jit import cache, compiler, driver, toolchain
+from flashmel.jit import bundle, cache, compiler, driver, machine, toolchain
 from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources, sources
 from flashmel.plan import architecture, factor_entries, factor_offsets, make_backward_plan, make_plan
 from flashmel.spec import StftSpec
@@ -39,6 +38,7 @@ def specialise(input_type="float32", output_type="float32", filters_in_shared=Tr
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
     nvrtc_version = toolchain.nvrtc_version  # some tests put another in its place
     nvrtc_version.cache_clear()
     yield tmp_path / "cache"
@@ -132,7 +132,7 @@ def test_a_folder_that_refuses_files(own_cache, monkeypatch, number):
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(cache, "open", refuse, raising=False)
     assert os.strerror(number) in refused(own_cache)
 
 
@@ -340,6 +340,84 @@ def test_frames_per_tile(monkeypatch):
             environment.frames_per_tile()
 
 
+def test_no_jit_means_no_compilation(own_cache, compilations, monkeypatch):
+    monkeypatch.setattr(bundle, "_loaded", {})
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    with pytest.raises(driver.MissingKernelError) as caught:
+        driver.cubin(specialise())
+    message = str(caught.value)
+    for part in ("no bundle holds", "0 loaded", f"not in the cache ({own_cache})", "flashmel bundle build", "n_fft 400"):
+        assert part in message and "FLASHMEL_NO_JIT is set" in message
+    assert compilations == [] and not own_cache.exists()
+    for allowed in ("0", ""):
+        monkeypatch.setenv("FLASHMEL_NO_JIT", allowed)
+        assert driver.cubin(specialise()) == b"cubin 1"
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    assert driver.cubin(specialise()) == b"cubin 1", "from the cache"
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "yes")
+    with pytest.raises(ValueError, match="FLASHMEL_NO_JIT must be 0 or 1, got 'yes'"):
+        driver.cubin(specialise())
+
+
+def test_no_jit_and_no_compiler(own_cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    with pytest.raises(driver.MissingKernelError, match="the cache cannot be asked .NVRTC cannot be loaded"):
+        driver.cubin(specialise())
+
+
+# --- this machine --------------------------------------------------------------------------------------------------------------
+
+
+def driver_stand_in(monkeypatch, status=0, capabilities=(), version=13000):
+    """cuda.bindings.driver, as far as a look at the machine needs it."""
+    attributes = types.SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
+    )
+    module = types.SimpleNamespace(
+        cuInit=lambda flags: (status,),
+        cuDriverGetVersion=lambda: (0, version),
+        cuDeviceGetCount=lambda: (0, len(capabilities)),
+        cuDeviceGet=lambda ordinal: (0, ordinal),
+        cuDeviceGetAttribute=lambda attribute, device: (0, capabilities[device][attribute]),
+        CUdevice_attribute=attributes,
+    )
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=module))
+
+
+def test_this_machine(monkeypatch):
+    driver_stand_in(monkeypatch, capabilities=[(9, 0), (8, 9), (9, 0), (12, 0)], version=12080)
+    assert machine.this_machine() == (("sm_90", "sm_89", "sm_120"), 12)
+    driver_stand_in(monkeypatch, status=100)  # no device
+    assert machine.this_machine() == ((), None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert machine.this_machine() == ((), None)
+
+
+def test_a_driver_older_than_the_kernel_says_what_to_install(compilations, monkeypatch):
+    class Refusal(enum.IntEnum):
+        CUDA_ERROR_INVALID_IMAGE = 200
+
+    driver_stand_in(monkeypatch, capabilities=[(9, 0)], version=12080)
+    module = sys.modules["cuda.bindings"].driver
+    module.cuDevicePrimaryCtxRetain = module.cuCtxGetCurrent = lambda *_: (0, 1)
+    module.cuModuleLoadData = lambda data: (Refusal.CUDA_ERROR_INVALID_IMAGE,)
+    module.cuGetErrorString = lambda status: (0, b"device kernel image is invalid")
+    with pytest.raises(driver.DriverError) as caught:
+        driver.Kernel(specialise(), 0)
+    for part in ("cuModuleLoadData failed", "kernel image is invalid", "takes kernels of CUDA 12 and older", "flashmel[cu12]"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f", "GPU-8932f937", "MIG-GPU-1/3/0", "", "-1", "1,0"])
+def test_names_of_devices_are_the_drivers_business(monkeypatch, name):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+    driver_stand_in(monkeypatch, capabilities=[(9, 0)])
+    assert machine.this_machine().archs == ("sm_90",)
+    package = Path(machine.__file__).parents[1]
+    assert not [p for p in package.rglob("*.py") if re.search(r"environ.*VISIBLE_DEVICES|getenv.*VISIBLE", p.read_text("utf-8"))]
+
+
 # --- toolchain -----------------------------------------------------------------------------------------------------------------
 
 
@@ -370,13 +448,13 @@ def test_a_broken_nvrtc(monkeypatch):
         raise RuntimeError("Failed to dlopen libnvrtc.so.13")  # what cuda.bindings raises without the library
 
     monkeypatch.setattr(sys.modules["cuda.bindings"].nvrtc, "nvrtcVersion", refuse)
-    with pytest.raises(toolchain.ToolchainError, match="dlopen libnvrtc.* pip install 'cuda-python.*nvidia-cuda-nvrtc"):
+    with pytest.raises(toolchain.ToolchainError, match=r"dlopen libnvrtc.* pip install 'flashmel\[cu13\]'"):
         toolchain.nvrtc_version()
 
 
 def test_nothing_installed(own_cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(toolchain.ToolchainError, match="NVRTC cannot be loaded .*pip install 'cuda-python.*nvidia-cuda-nvrtc"):
+    with pytest.raises(toolchain.ToolchainError, match=r"NVRTC cannot be loaded .*pip install 'flashmel\[cu13\]'"):
         toolchain.nvrtc_version()
     assert dict(toolchain.describe())["NVRTC"].startswith("missing: NVRTC cannot be loaded")
     with pytest.raises(toolchain.ToolchainError):
@@ -415,7 +493,7 @@ def test_compile_error_carries_log_configuration_and_version(nvrtc_version):
     message = str(caught.value)
     for part in ("NVRTC_ERROR_COMPILATION", "sm_90", "undeclared_name", "kernel.cu(2)", "// the config", f"NVRTC {nvrtc_version}"):
         assert part in message
-    with pytest.raises(compiler.CompileError, match="NVRTC_ERROR_INVALID_OPTION"):
+    with pytest.raises(compiler.CompileError, match=r"does not know sm_1, only sm_75, .* pip install"):
         compiler.compile_cubin({"kernel.cu": "", "config.h": ""}, "sm_1")
 
 

@@ -143,14 +143,22 @@ KALDI = {"margins": (0, 112), "pad_mode": "constant", "scale": 32768.0, "preemph
 FRONT_ENDS = {
     "whisper": StftSpec(400, 400, 160, margins=(200, 40), epilogue=Epilogue("log10", 1e-10, gain=0.25, bias=1.0)),
     "nemo": StftSpec(
-        512, 400, 160, margins=(256, 256), pad_mode="constant", preemphasis=0.97, epilogue=Epilogue("ln", 2**-24, "add", masked_frames=1)
+        512,
+        400,
+        160,
+        margins=(256, 256),
+        pad_mode="constant",
+        preemphasis=0.97,
+        epilogue=Epilogue("ln", 2**-24, "add", masked_frames=1),
     ),
     "kaldi": StftSpec(512, 400, 160, **KALDI, remove_dc=True, epilogue=Epilogue("ln", 2**-23, time_major=True)),
     "kaldi-mirrored": StftSpec(
         512, 400, 160, **(KALDI | {"margins": (120, 312), "pad_mode": "symmetric"}), remove_dc=True, epilogue=Epilogue("ln", 2**-23)
     ),
     "odd": StftSpec(441, 401, 110, **(KALDI | {"margins": (0, 0)}), remove_dc=True, power=1.0),
-    "gemma": StftSpec(512, 320, 160, margins=(160, 0), pad_mode="constant", power=1.0, epilogue=Epilogue("ln", 1e-3, "add", time_major=True)),
+    "gemma": StftSpec(
+        512, 320, 160, margins=(160, 0), pad_mode="constant", power=1.0, epilogue=Epilogue("ln", 1e-3, "add", time_major=True)
+    ),
     "hifigan": StftSpec(1024, 1024, 256, margins=(384, 384), power=1.0, epsilon=1e-9, epilogue=Epilogue("ln", 1e-5)),
     "decibels": StftSpec(
         256, 256, 64, epsilon=1e-3, epsilon_mode="max", power=1.0, epilogue=Epilogue("db", 1e-10, log_floor=-20.0, pad_value=-7.0)
@@ -253,7 +261,9 @@ def test_gradients_of_front_ends_against_the_plain_path(name, ragged, tmp_path):
     fb = torch.rand(spec.n_freqs, 7, generator=generator) * (torch.rand(spec.n_freqs, 7, generator=generator).argsort(dim=1) < 2)
     g = torch.randn(len(waveform), 7, spec.frames(waveform.shape[-1]), generator=generator)
     lengths, affine = (lengths, None) if ragged else (None, AFFINE)
-    gradient, expected = run_backward(tmp_path, spec, waveform, fb, g, window=front_end_window(spec), lengths=lengths, affine=affine)
+    gradient, expected = run_backward(
+        tmp_path, spec, waveform, fb, g, window=front_end_window(spec), lengths=lengths, affine=affine
+    )
     peak = expected.abs().amax(-1, keepdim=True).clamp(min=1e-30)  # of its row
     assert_close(gradient / peak, expected / peak, atol=1e-5, rtol=1e-4)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import stat
-import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 MAX_BYTES = 512 * 2**20  # of all entries; what was used longest ago goes first
 _STALE_SECONDS = 3600  # after which a file that is being written belongs to a process that is no more
@@ -62,7 +63,8 @@ def store(folder: Path, key: str, data: bytes) -> None:
     """Store ``data`` under ``key``: whole or not at all, whoever else writes. A folder that cannot be written only warns, once."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(folder / (key + _SUFFIX), hashlib.sha256(data).digest() + data)
+        with whole_file(folder / (key + _SUFFIX)) as file:
+            file.write(hashlib.sha256(data).digest() + data)
     except OSError as error:
         _warn_once(
             f"the compiled kernel could not be stored in {folder} ({error.strerror or error}); it will be compiled again in the "
@@ -72,25 +74,33 @@ def store(folder: Path, key: str, data: bytes) -> None:
         _tidy(folder)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file beside its place and rename it there: all of it appears, or nothing.
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written, beside its place; it is renamed there at the end: all of it appears, or nothing.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written. After this and any other error or interruption nothing is left behind.
     """
-    temporary = None
+    temporary = path.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
+        with open(temporary, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in a folder, as far as it can be."""
+    stale = time.time() - _STALE_SECONDS
+    for path, found in _files(folder, _UNFINISHED):
+        if found.st_mtime < stale:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def usage(folder: Path) -> Usage:
@@ -123,16 +133,13 @@ def _files(folder: Path, suffix: str) -> list[tuple[Path, os.stat_result]]:
 
 def _tidy(folder: Path) -> None:
     """Remove what killed writers left, and the entries used longest ago beyond MAX_BYTES."""
-    stale = time.time() - _STALE_SECONDS
-    old = [path for path, found in _files(folder, _UNFINISHED) if found.st_mtime < stale]
+    sweep(folder)
     total = 0
     for path, found in sorted(_files(folder, _SUFFIX), key=lambda file: file[1].st_mtime, reverse=True):
         total += found.st_size
         if total > MAX_BYTES:
-            old.append(path)
-    for path in old:
-        with contextlib.suppress(OSError):
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _stranger(folder: Path, found: os.stat_result) -> int | None:

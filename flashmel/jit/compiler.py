@@ -80,12 +80,22 @@ def compile_cubin(sources: dict[str, str], arch: str, extra_options: tuple[str, 
         _checked(nvrtc.nvrtcGetProgramLog(program, log_bytes))
         log = log_bytes.rstrip(b"\0").decode(errors="replace")
         if int(status) != 0:
+            _check_known(arch, version)
             raise CompileError(f"{status.name} for {arch} (NVRTC {version})\n{log}\n--- config.h\n{sources['config.h']}")
         cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
         return bytes(cubin), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _check_known(arch: str, version: str) -> None:
+    """Raise CompileError if this NVRTC does not know an architecture."""
+    from cuda.bindings import nvrtc
+
+    known = [f"sm_{number}" for number in _checked(nvrtc.nvrtcGetSupportedArchs())]
+    if arch not in known:
+        raise CompileError(f"NVRTC {version} does not know {arch}, only {', '.join(known)}: {toolchain.INSTALL}")
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

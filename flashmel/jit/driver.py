@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any
 
 from .. import environment
-from . import bundle, compiler
+from . import bundle, compiler, toolchain
 from . import cache as disk
+from .machine import this_machine
 from .source import NORMALIZE_THREADS, NormalizeSpecialisation, Specialisation, sources
 
 _log = logging.getLogger("flashmel")
@@ -20,6 +21,10 @@ _log = logging.getLogger("flashmel")
 
 class DriverError(RuntimeError):
     """A CUDA driver call failed; the message names the call and the driver's reason."""
+
+
+class MissingKernelError(RuntimeError):
+    """Compiling is forbidden, and a kernel is neither in a bundle nor in the cache; the message says what was looked at."""
 
 
 class LaunchParams(ctypes.Structure):
@@ -65,21 +70,37 @@ def cubin(s: Specialisation | NormalizeSpecialisation) -> bytes:
 
     Raises:
         ToolchainError, CompileError: see compiler.py.
+        MissingKernelError: FLASHMEL_NO_JIT is set, and it would have to be compiled.
     """
-    text = sources(s)
+    text, strict = sources(s), environment.no_jit()
     if (data := bundle.find(compiler.identity(text, s.arch.name))) is not None:
         _log.info("from a bundle, %d KiB: %s", len(data) // 1024, s)
         return data
-    key, folder = compiler.cache_key(text, s.arch.name), environment.cache_dir()
+    folder = environment.cache_dir()
+    try:
+        key = compiler.cache_key(text, s.arch.name)
+    except toolchain.ToolchainError as error:
+        if strict:
+            raise _missing(s, f"the cache cannot be asked ({error})") from error
+        raise
     if folder and (data := disk.load(folder, key)) is not None:
         _log.info("from %s, %d KiB: %s", folder, len(data) // 1024, s)
         return data
+    if strict:
+        raise _missing(s, f"it is not in the cache ({folder or 'there is none'})")
     start = time.perf_counter()
     data, _ = compiler.compile_cubin(text, s.arch.name)
     _log.info("compiled in %.2f s, %d KiB: %s", time.perf_counter() - start, len(data) // 1024, s)
     if folder:
         disk.store(folder, key, data)
     return data
+
+
+def _missing(s: Specialisation | NormalizeSpecialisation, cache: str) -> MissingKernelError:
+    return MissingKernelError(
+        f"FLASHMEL_NO_JIT is set, so nothing is compiled, and no bundle holds the kernel ({bundle.describe()}), and {cache}: "
+        f"make it ahead with flashmel bundle build or flashmel warm, or unset FLASHMEL_NO_JIT. The kernel: {s}"
+    )
 
 
 @cache
@@ -97,7 +118,7 @@ class Kernel:
     def __init__(self, s: Specialisation | NormalizeSpecialisation, device: int) -> None:
         """
         Raises:
-            ToolchainError, CompileError: see compiler.py.
+            ToolchainError, CompileError, MissingKernelError: see :func:`cubin`.
             DriverError: the driver does not take the cubin.
         """
         from cuda.bindings import driver
@@ -106,7 +127,12 @@ class Kernel:
         self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
         self._make_current()
         self._shared_bytes, self._filters_in_shared = s.shared_bytes, s.filters_in_shared
-        self._module = self._call("cuModuleLoadData", cubin(s))
+        data = cubin(s)
+        try:
+            self._module = self._call("cuModuleLoadData", data)
+        except DriverError as error:
+            known = f"the driver takes kernels of CUDA {this_machine().cuda} and older"
+            raise DriverError(f"{error}: {known}: {toolchain.INSTALL}") from None
         functions = [self._call("cuModuleGetFunction", self._module, name.encode()) for name in s.entry_points]
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", functions[0], attribute, s.arch.shared_per_block)
@@ -156,5 +182,8 @@ class Kernel:
     def _checked(self, name: str, status: Any, *values: Any) -> Any:
         if int(status) != 0:
             _, text = self._driver.cuGetErrorString(status)
-            raise DriverError(f"{name} failed: {status.name} ({text.decode() if text else 'no description'})")
+            message = f"{name} failed: {status.name} ({text.decode() if text else 'no description'})"
+            if status.name == "CUDA_ERROR_NOT_INITIALIZED":
+                message += ". A process forked from one that used CUDA cannot use it: start it with the spawn method"
+            raise DriverError(message)
         return values[0] if values else None

@@ -13,6 +13,10 @@ class ToolchainError(RuntimeError):
     """A part of the toolchain is missing; the message says which, and what to install."""
 
 
+# One environment holds the bindings of one CUDA version, which load the NVRTC of that version.
+INSTALL = "pip install 'flashmel[cu13]', or 'flashmel[cu12]' beside a torch for CUDA 12 and for drivers before 580"
+
+
 @cache
 def nvrtc_version() -> str:
     """The version of NVRTC.
@@ -25,7 +29,7 @@ def nvrtc_version() -> str:
 
         status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # whatever a broken or partial installation raises
-        raise ToolchainError(f"NVRTC cannot be loaded ({error}): pip install 'cuda-python>=13,<14' nvidia-cuda-nvrtc") from error
+        raise ToolchainError(f"NVRTC cannot be loaded ({error}): {INSTALL}") from error
     if int(status) != 0:
         raise ToolchainError(f"nvrtcVersion failed: {status.name}")
     return f"{major}.{minor}"
@@ -35,7 +39,9 @@ def describe() -> list[tuple[str, str]]:
     """(what, found) rows for ``flashmel doctor``: each part with its version, or why it is missing; the cache and its place."""
     rows = []
     try:
-        rows.append(("NVRTC", f"{nvrtc_version()}, nvidia-cuda-nvrtc {_package_version('nvidia-cuda-nvrtc')}"))
+        version = nvrtc_version()
+        package = "nvidia-cuda-nvrtc-cu12" if version.startswith("12.") else "nvidia-cuda-nvrtc"
+        rows.append(("NVRTC", f"{version}, {package} {_package_version(package)}"))
     except ToolchainError as error:
         rows.append(("NVRTC", f"missing: {error}"))
     folder = environment.cache_dir()
