@@ -360,8 +360,10 @@ def _frames(features: Tensor, module: FrontEnd) -> Tensor:
     return features if module.spec.epilogue.time_major else features.mT
 
 
-def measure(case: str, audio: Tensor, device: str = "cpu") -> dict[str, Any]:
+def measure(case: str, audio: Tensor, device: str = "cpu", stored: dict[str, list[Tensor]] | None = None) -> dict[str, Any]:
     """The figures of one case: `ref` and `f64`, each mean and largest error over all valid frames; `reason` where no `ref`.
+
+    What the references make of the rows is kept in ``stored``, by case, and taken from there where it is.
 
     Raises:
         AssertionError: the reference's features of a row have another shape than the front-end's.
@@ -377,13 +379,15 @@ def measure(case: str, audio: Tensor, device: str = "cpu") -> dict[str, Any]:
     valid = [own[:n] for own, n in zip(features, lengths.tolist(), strict=True)]
     record: dict[str, Any] = {"front-end": name, "options": options, "reference": package}
     record["f64"] = _errors(valid, [own[: len(v)] for own, v in zip(exact, valid, strict=True)])
-    try:
-        reference = make()
-    except ImportError as error:
-        return record | {"reason": str(error)}
+    stored = {} if stored is None else stored
+    if case not in stored:
+        try:
+            reference = make()
+        except ImportError as error:
+            return record | {"reason": str(error)}
+        stored[case] = [torch.as_tensor(reference(row.numpy())).clone() for row in rows]
     expected = []
-    for row, v in zip(rows, valid, strict=True):
-        found = torch.as_tensor(reference(row.numpy()))
+    for row, v, found in zip(rows, valid, stored[case], strict=True):
         alone = module(row.to(device))
         assert found.shape == alone.shape, f"{case}: the reference's shape is {tuple(found.shape)}, ours {tuple(alone.shape)}"
         expected.append(_frames(found, module)[: len(v)])
@@ -430,16 +434,21 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", help="cases instead of all")
     parser.add_argument("--out", type=Path, help="instead of benchmarks/parity-DEVICE.json; - writes none")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep what the references made of this audio")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="take it from there, on a machine without the references")
     args = parser.parse_args()
     logging_quiet()
+    stored = torch.load(args.load) if args.load else {}
     records = {}
     print(f"{'front-end':22} {'reference':20} {'ref mean':>9} {'ref max':>9} {'f64 mean':>9} {'f64 max':>9}")
     for case in args.only or REFERENCES:
         sample_rate = frontends.recipe(REFERENCES[case][0]).sample_rate
-        record = records[case] = measure(case, audio_at(args.audio, sample_rate), args.device)
+        record = records[case] = measure(case, audio_at(args.audio, sample_rate), args.device, stored)
         ref = record.get("ref", {"mean": math.nan, "max": math.nan})
         figures = (*ref.values(), *record["f64"].values())
         print(f"{case:22} {record['reference']:20} " + " ".join(f"{value:9.1e}" for value in figures), record.get("reason", ""))
+    if args.save:
+        torch.save(stored, args.save)
     out = args.out or ROOT / "benchmarks" / f"parity-{args.device.split(':')[0]}.json"
     if str(out) != "-":
         audio = "synthetic" if args.audio is None else Path(args.audio).name

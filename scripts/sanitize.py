@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from flashmel import MelSpectrogram
+from flashmel import MelSpectrogram, frontend
+from flashmel.frontends import FrontEnd
 from flashmel.plan import UnsupportedError, architecture, make_backward_plan
 from flashmel.testing import assert_close
 
@@ -39,6 +41,8 @@ CASES: list[tuple[dict, tuple[int, int]]] = [
     ({"n_fft": 64, "hop_length": 1, "n_mels": 20}, (2, 700)),
 ]
 
+FRONT_ENDS = ("whisper", "parakeet", "kaldi-fbank", "icefall", "gemma4", "hifigan", "loss-auraloss")  # each with lengths, too
+
 
 def has_gradient_kernel(mel: MelSpectrogram) -> bool:
     """A large size may have none on a small GPU."""
@@ -50,10 +54,10 @@ def has_gradient_kernel(mel: MelSpectrogram) -> bool:
     return True
 
 
-def gradient(mel: MelSpectrogram, waveform: Tensor, mel_gradient: Tensor) -> Tensor:
+def gradient(transform: Callable[[Tensor], Tensor], waveform: Tensor, mel_gradient: Tensor) -> Tensor:
     """Of the waveform, on the CPU, in units of its row's peak."""
     x = waveform.detach().requires_grad_()
-    (found,) = torch.autograd.grad(mel(x), x, mel_gradient)
+    (found,) = torch.autograd.grad(transform(x), x, mel_gradient)
     return (found / found.abs().amax(-1, keepdim=True)).cpu()
 
 
@@ -85,6 +89,23 @@ def main() -> int:
             atol = 1e-5 if mel.power >= 1 else 1e-3
             actual = gradient(mel, waveform.cuda(), g.cuda())
             results.append(is_close(f"gradient of {kwargs} on {shape}", actual, expected_gradient, atol=atol))
+    for name in FRONT_ENDS:
+        module, generator = frontend(name), torch.Generator().manual_seed(0)
+        waveform = 0.1 * torch.randn((2, 5000), generator=generator)
+        for lengths in (None, torch.tensor([5000, 3210])):
+
+            def features(x: Tensor, module: FrontEnd = module, lengths: Tensor | None = lengths) -> Tensor:
+                return module(x) if lengths is None else module(x, lengths.to(x.device))[0]
+
+            module.cpu()
+            expected = features(waveform)
+            g = torch.randn(expected.shape, generator=generator)
+            expected_gradient = gradient(features, waveform, g)
+            module.cuda()
+            what = f"{name} with lengths {lengths}"
+            results.append(is_close(what, features(waveform.cuda()).cpu(), expected, atol=1e-3))
+            actual = gradient(features, waveform.cuda(), g.cuda())
+            results.append(is_close(f"gradient of {what}", actual, expected_gradient, atol=1e-3))
     print(f"{len(results)} results, {results.count(False)} wrong")
     return int(not all(results))
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from cases import CASES
 
-from flashmel import MelSpectrogram, fused
-from flashmel.jit import driver, toolchain
-from flashmel.jit.source import Specialisation, config_header
+from flashmel import MelSpectrogram, environment, fused
+from flashmel.jit import cache as disk
+from flashmel.jit import compiler, driver, toolchain
+from flashmel.jit.source import Specialisation, config_header, sources
 from flashmel.plan import Architecture, UnsupportedError, architecture
 
 torch.set_num_threads(1)  # the signals are short: on a busy machine, threads wait for one another far longer than they work
@@ -43,12 +44,19 @@ def kernels_of(modules: Iterable[MelSpectrogram], arch: Architecture) -> Iterato
 
 def compile_together(modules: Iterable[MelSpectrogram]) -> None:
     """The modules' kernels in the disk cache, by all cores: one after another they take minutes."""
-    arch = architecture(*torch.cuda.get_device_capability())
+    compile_kernels(kernels_of(modules, architecture(*torch.cuda.get_device_capability())))
+
+
+def compile_kernels(kernels: Iterable[Specialisation]) -> None:
+    """The same of kernels of one architecture."""
     # Without what does not tell kernels apart; the longest first.
-    wanted = {(s.unit, config_header(s)): s for s in kernels_of(modules, arch)}
+    wanted = {(s.unit, config_header(s)): s for s in kernels}
     longest = sorted(wanted.values(), key=lambda s: -max(s.plan.r1, s.plan.r2, s.plan.r3))
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(driver.cubin, longest))
+    folder = environment.cache_dir()
+    missing = [s for s in longest if folder is None or disk.load(folder, compiler.cache_key(sources(s), s.arch.name)) is None]
+    if missing:
+        with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(driver.cubin, missing))
 
 
 @pytest.fixture
