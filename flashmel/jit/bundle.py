@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,13 +73,13 @@ class Bundle:
     digest: str
     variants: tuple[Variant, ...]
 
-    def read(self, variant: Variant) -> bytes:
-        """The kernel's bytes, verified.
+    def read(self, variant: Variant, archive: zipfile.ZipFile | None = None) -> bytes:
+        """The kernel's bytes, verified; from the zip file if it is open already.
 
         Raises:
             BundleError: they are not those of the manifest, or cannot be read.
         """
-        data = _read(self.path, variant.file, variant.size)
+        data = _read(self.path, variant.file, variant.size, archive)
         if len(data) != variant.size or hashlib.sha256(data).hexdigest() != variant.sha256:
             raise BundleError(f"{self.path}: {variant.file} is damaged: it is not the file that the manifest lists")
         return data
@@ -111,8 +111,9 @@ def load_bundle(path: str | os.PathLike[str], digest: str | None = None, archs: 
     _check_digest(str(path), bundle.digest, digest)
     if archs is not None:
         bundle = Bundle(bundle.path, bundle.digest, _fitting(str(path), bundle.variants, _machine(archs)))
-    for variant in bundle.variants:
-        bundle.read(variant)
+    with _opened(bundle.path) as archive:
+        for variant in bundle.variants:
+            bundle.read(variant, archive)
     _loaded[bundle] = None
     return bundle
 
@@ -389,13 +390,30 @@ def _variant(entry: Any) -> Variant:
     return variant
 
 
-def _read(path: Path, name: str, most: int) -> bytes:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile | None]:
+    """A zip file, open for many reads: each by itself would parse its directory. None for a folder."""
+    if path.is_dir():
+        yield None
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:
+        raise BundleError(f"{path}: it cannot be read ({error})") from error
+    with archive:
+        yield archive
+
+
+def _read(path: Path, name: str, most: int, archive: zipfile.ZipFile | None = None) -> bytes:
     """Up to one byte more than ``most`` of a file in a folder or zip file."""
     try:
+        if archive is not None:
+            with archive.open(name) as member:
+                return member.read(most + 1)
         if path.is_dir():
             with (path / name).open("rb") as file:
                 return file.read(most + 1)
-        with zipfile.ZipFile(path) as archive, archive.open(name) as member:
+        with zipfile.ZipFile(path) as opened, opened.open(name) as member:
             return member.read(most + 1)
     except Exception as error:  # of a damaged archive, a dozen kinds: zlib.error, BadZipFile, NotImplementedError, ...
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
