@@ -97,7 +97,7 @@ class _Call(NamedTuple):
         lengths: Tensor | None = None,
         affine: Tensor | None = None,
         out: Tensor | None = None,
-        maxima: Tensor | None = None,
+        extremes: Tensor | None = None,
     ) -> Tensor:
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -110,8 +110,8 @@ class _Call(NamedTuple):
         if affine is not None:
             affine = affine.to(torch.float32).contiguous()
             params.affine = affine.data_ptr()
-        if maxima is not None:
-            params.maxima = maxima.data_ptr()
+        if extremes is not None:
+            params.extremes = extremes.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
             self._launch(params, index)
@@ -138,10 +138,10 @@ def _key(
     dtype: torch.dtype | None,
     lengths: Tensor | None,
     affine: Tensor | None,
-    maxima: bool,
+    extremes: bool,
 ) -> tuple:
     layout = waveform.dtype, waveform.get_device(), waveform.shape, waveform.stride()
-    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, maxima, *layout
+    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, extremes, *layout
 
 
 def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
@@ -221,22 +221,23 @@ def normalized_features(
     else:
         early = torch.float32
     rows, call = _prepared(waveform, window, fb, spec, early, lengths, affine, by_maximum)
-    n_maxima = call.tiles * (call.tables.plan.threads // 32) if by_maximum else 0
-    maxima = torch.empty((len(rows), n_maxima), dtype=torch.float32, device=rows.device)
-    found = call.run(rows, lengths, affine, None, maxima if by_maximum else None)
+    warps = call.tables.plan.threads // 32
+    extremes = torch.empty((len(rows), call.tiles if by_maximum else 0, warps, 2), dtype=torch.float32, device=rows.device)
+    found = call.run(rows, lengths, affine, None, extremes if by_maximum else None)
     out = found if late == early else torch.empty(found.shape, dtype=late, device=found.device)
     n_mels, frames = (found.mT if spec.epilogue.time_major else found).shape[-2:]
     with torch.cuda.device(rows.device):
         device = rows.device.index
-        kernel = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
+        kernel, threads = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
         if by_maximum:
-            blocks = max(1, min(-(-n_mels * frames // 8192), 4 * _device(device)[1] // len(rows)))
+            blocks = max(1, min(call.tiles, 8 * _device(device)[1] // len(rows)))
         else:
             blocks = -(-n_mels // 8) if spec.epilogue.time_major else n_mels
-        pointers = (found.data_ptr(), out.data_ptr(), maxima.data_ptr(), 0 if lengths is None else lengths.data_ptr())
+        pointers = (found.data_ptr(), out.data_ptr(), extremes.data_ptr(), 0 if lengths is None else lengths.data_ptr())
         group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
-        params = NormalizeParams(*pointers, rows.shape[1], frames, n_maxima, len(rows), group, n_mels)
-        kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
+        shape = n_mels, call.tiles, warps, call.tables.plan.frames_per_tile
+        params = NormalizeParams(*pointers, rows.shape[1], frames, len(rows), group, *shape)
+        kernel.launch_normalize(params, blocks, threads, torch._C._cuda_getCurrentRawStream(device))
     return out
 
 
@@ -261,10 +262,10 @@ def _prepared(
     dtype: torch.dtype | None,
     lengths: Tensor | None,
     affine: Tensor | None,
-    maxima: bool = False,
+    extremes: bool = False,
 ) -> tuple[Tensor, _Call]:
     """The waveform as rows, and the call to make with them."""
-    key = _key(waveform, window, fb, spec, dtype, lengths, affine, maxima)
+    key = _key(waveform, window, fb, spec, dtype, lengths, affine, extremes)
     if (call := _found(window, fb, key)) is not None:
         return waveform.reshape(-1, waveform.shape[-1]), call
     if window.dtype == torch.float64:
@@ -276,7 +277,7 @@ def _prepared(
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
-        flags = _fits(plan, tables.filters), lengths is not None, affine is not None, maxima
+        flags = _fits(plan, tables.filters), lengths is not None, affine is not None, extremes
         kernel = _kernel(spec, plan, device, rows.dtype, dtype, *flags)
         try:
             grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
@@ -561,11 +562,10 @@ def _kernel(
 
 def _normalize_kernel(
     rule: Normalization, spec: StftSpec, device: int, samples: torch.dtype, output: torch.dtype, ragged: bool
-) -> Kernel:
-    def make() -> Kernel:
-        return Kernel(NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged), device)
-
-    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, make)
+) -> tuple[Kernel, int]:
+    """And the threads of its blocks."""
+    s = NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged)
+    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, lambda: Kernel(s, device)), s.threads
 
 
 def _kernel_of(key: tuple, kept: object, make: Callable[[], Kernel]) -> Kernel:

@@ -96,6 +96,7 @@ def test_little_memory_is_enough():
     hog = torch.empty(max(0, free - 64 * 2**20 - 4 * expected.numel()), dtype=torch.uint8, device="cuda")
     assert torch.equal(module(x).cpu(), expected)
     del hog
+    torch.cuda.empty_cache()  # what comes after needs memory of the driver's
 
 
 def test_out_is_written_by_the_kernel():

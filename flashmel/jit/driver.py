@@ -14,7 +14,7 @@ from .. import environment
 from . import bundle, compiler, toolchain
 from . import cache as disk
 from .machine import this_machine
-from .source import NORMALIZE_THREADS, NormalizeSpecialisation, Specialisation, sources
+from .source import NormalizeSpecialisation, Specialisation, sources
 
 _log = logging.getLogger("flashmel")
 
@@ -35,7 +35,7 @@ class LaunchParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
         *((name, ctypes.c_uint32) for name in ("tiles", "all_tiles", "magic", "shift", "step", "first_inner", "inner")),
         *((name, ctypes.c_int32) for name in ("aligned", "n_mels", "n_filters", "filter_entries")),
-        *((name, ctypes.c_void_p) for name in ("lengths", "affine", "maxima")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "affine", "extremes")),
     ]
 
 
@@ -58,10 +58,10 @@ class NormalizeParams(ctypes.Structure):
     """``Params`` of kernel/normalize.cu, field for field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("features", "out", "maxima", "lengths")),
-        *((name, ctypes.c_int64) for name in ("n_samples", "frames", "n_maxima")),
+        *((name, ctypes.c_void_p) for name in ("features", "out", "extremes", "lengths")),
+        *((name, ctypes.c_int64) for name in ("n_samples", "frames")),
         *((name, ctypes.c_uint32) for name in ("rows", "group")),
-        ("n_mels", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("n_mels", "tiles", "warps", "frames_per_tile")),
     ]
 
 
@@ -152,9 +152,9 @@ class Kernel:
         blocks = -(-params.edge_length // 128), min(params.rows, 65535)
         self._launch(self._functions[1], params, blocks, 128, 0, stream)
 
-    def launch_normalize(self, params: NormalizeParams, blocks: int, stream: int) -> None:
+    def launch_normalize(self, params: NormalizeParams, blocks: int, threads: int, stream: int) -> None:
         """Launch the kernel of a :class:`NormalizeSpecialisation`, with so many blocks for each row."""
-        self._launch(self._functions[0], params, (blocks, min(params.rows, 65535)), NORMALIZE_THREADS, self._shared_bytes, stream)
+        self._launch(self._functions[0], params, (blocks, min(params.rows, 65535)), threads, self._shared_bytes, stream)
 
     def _launch(
         self, function: int, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int

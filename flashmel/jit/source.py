@@ -10,13 +10,12 @@ from importlib.resources import files
 from typing import ClassVar
 
 from ..plan import Architecture, BackwardPlan, LaunchPlan, factor_entries, factor_offsets
-from ..spec import Normalization, StftSpec
+from ..spec import Epilogue, Normalization, StftSpec
 
 # Names of torch dtypes, without torch, and of the kernel's types (epilogue.cuh).
 _TYPES = {"float32": "float", "int16": "short", "float16": "Half", "bfloat16": "Bfloat16"}
 INPUT_TYPES = tuple(_TYPES)
 OUTPUT_TYPES = ("float32", "float16", "bfloat16")
-NORMALIZE_THREADS = 1024  # of a block
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Specialisation:
     filters_in_shared: bool
     ragged: bool = False  # rows have lengths of their own
     affine: bool = False  # filters have factors and summands of their own
-    maxima: bool = False  # of the features are stored too
+    extremes: bool = False  # of the features are stored too
 
     def __str__(self) -> str:
         spec = self.spec
@@ -95,7 +94,7 @@ def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
         "factor_entries": factor_entries(plan),
         "filters_in_shared": int(s.filters_in_shared),
         "affine": int(s.affine),
-        "maxima": int(s.maxima),
+        "extremes": int(s.extremes),
         "win_length": spec.win_length if spec.remove_dc else spec.n_fft,
         "remove_dc": int(spec.remove_dc),
         "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
@@ -108,6 +107,7 @@ def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
         "preemphasis": spec.preemphasis,
         "epsilon": spec.epsilon,
         "floor": end.floor,
+        "log_of_floor": log_of_floor(end),
         "log_floor": max(end.log_floor, -3e38),
         "gain": end.gain,
         "bias": end.bias,
@@ -130,8 +130,13 @@ class NormalizeSpecialisation:
 
     unit: ClassVar[str] = "normalize.cu"
     entry_points: ClassVar[tuple[str, ...]] = ("normalize",)
-    shared_bytes: ClassVar[int] = 4 * NORMALIZE_THREADS
+    shared_bytes: ClassVar[int] = 4 * 8 * 32  # eight features of 32 warps
     filters_in_shared: ClassVar[bool] = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block: many where it reads neighbouring features of a frame together, and there are few blocks."""
+        return 1024 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 256
 
     def __str__(self) -> str:
         return f"normalize kernel for {self.arch.name}, {self.input_type} and {self.output_type}: {self.rule.kind}"
@@ -141,12 +146,19 @@ def _normalize_header(s: NormalizeSpecialisation) -> str:
     rule = s.rule
     values = {
         **_rows(s.spec, s.ragged),
+        "block_threads": s.threads,
         "ddof": rule.ddof,
         "eps_of_variance": int(rule.eps_mode == "variance" and rule.eps > 0),
     }
     # A floor below the maximum is found in features that have gain and bias already.
     numbers = {"range": rule.range * rule.gain, "eps": rule.eps, "gain": rule.gain, "bias": rule.bias, "pad_value": rule.pad_value}
     return _struct(s.input_type, s.output_type, values, numbers, {"kind": f"Kind::{rule.kind}"})
+
+
+def log_of_floor(end: Epilogue) -> float:
+    """The smallest logarithm; where it is none or infinite, a number below all."""
+    scale = {None: 0.0, "ln": math.log(10), "log10": 1.0, "db": 10.0}[end.log]
+    return scale * math.log10(end.floor) if end.floor > 0 and scale else -3e38
 
 
 def _rows(spec: StftSpec, ragged: bool) -> dict[str, int]:

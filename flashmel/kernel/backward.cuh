@@ -6,19 +6,23 @@
 // from `differentiate` to `columns_back`.
 #pragma once
 
-// What the gradient of a feature is multiplied by to be that of its mel value, given the feature; see `feature` in epilogue.cuh.
+// From the gradient of a feature to that of its mel value, given the feature; see `feature` in epilogue.cuh. gain and bias are the
+// filter's own.
 template <class Config>
-__device__ inline float epilogue_derivative(float feature, float gain, float bias) {
-  const float factor = gain * Config::gain;
-  if constexpr (Config::log == Log::none) return factor;
+__device__ inline float gradient_of_mel(float g, float feature, float gain, float bias) {
+  const float factor = Config::affine ? gain * Config::gain : Config::gain;
+  if constexpr (Config::log == Log::none) return g * factor;
   constexpr float per_octave = Config::log == Log::ln ? 0.693147181f : Config::log == Log::log10 ? 0.301029996f : 3.01029996f;
   constexpr float per_e = Config::log == Log::ln ? 1.0f : Config::log == Log::log10 ? 0.434294482f : 4.34294482f;
-  const float value = (feature - (gain * Config::bias + bias)) / factor;  // the logarithm
-  // At a floor there is no gradient; to rounding, what is just above one counts as being at it.
+  constexpr float per_gain = 1.0f / Config::gain;
+  const float value = Config::affine ? (feature - fmaf(gain, Config::bias, bias)) / factor : (feature - Config::bias) * per_gain;
+  // At a floor there is no gradient; to rounding, what is just above one counts as being at it. The floor of the logarithm is
+  // compared as a logarithm.
   constexpr float margin = 1e-5f * per_e;
-  if (Config::has_log_floor && value <= Config::log_floor + margin) return 0.0f;
-  if (!Config::floor_is_added && Config::floor > 0.0f && value <= per_octave * log2f(Config::floor) + margin) return 0.0f;
-  return factor * per_e * exp2f(value * (-1.0f / per_octave));
+  float derivative = factor * per_e * exp2f(value * (-1.0f / per_octave));
+  if (Config::has_log_floor && value <= Config::log_floor + margin) derivative = 0.0f;
+  if (!Config::floor_is_added && value <= Config::log_of_floor + margin) derivative = 0.0f;
+  return g * derivative;
 }
 
 // The mel gradient of a tile's frames, filter after filter, as float32; 0 where there is no frame. Asynchronous, if nothing is
@@ -27,34 +31,51 @@ template <class Config>
 __device__ inline void load_mel(const Params& params, const Tile& tile, float* g) {
   using Output = typename Config::Output;
   if (!tile.exists(params)) return;
+  constexpr int n_mels = Config::n_mels, step = Config::threads_per_frame;
   const Place<Config> place;
   const long long t = tile.first_frame(params) + place.frame;
   const bool inside = t < row_frames<Config>(params, tile.row(params));
-  constexpr bool changed = Config::log != Log::none || Config::gain != 1.0f || Config::affine;
-  // Features, which the log's derivative needs, are contiguous.
-  const float* feature = nullptr;
-  if constexpr (Config::log != Log::none) {
-    feature = params.features + tile.row(params) * Config::n_mels * params.frames + (Config::time_major ? t * Config::n_mels : t);
-  }
   const Output* from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride +
                        t * params.mel_frame_stride + place.of_frame * params.mel_stride;
   g += place.frame;
+  if constexpr (Config::log == Log::none && Config::gain == 1.0f && !Config::affine) {
 #pragma unroll 4
-  for (int m = place.of_frame; m < Config::n_mels; m += Config::threads_per_frame) {
-    float* const to = g + m * Config::frames_per_tile;
-    if (!inside) {
-      *to = 0.0f;
-    } else if constexpr (changed) {
-      const float gain = Config::affine ? params.affine[m] : 1.0f, bias = Config::affine ? params.affine[Config::n_mels + m] : 0.0f;
-      float value = 0.0f;
-      if constexpr (Config::log != Log::none) value = feature[m * (Config::time_major ? 1 : params.frames)];
-      *to = to_float(*from) * epilogue_derivative<Config>(value, gain, bias);
-    } else if constexpr (sizeof(Output) == 4) {
-      copy_async<4>(to, from);
-    } else {
-      *to = to_float(*from);
+    for (int m = place.of_frame; m < n_mels; m += step) {
+      float* const to = g + m * Config::frames_per_tile;
+      if (!inside) {
+        *to = 0.0f;
+      } else if constexpr (sizeof(Output) == 4) {
+        copy_async<4>(to, from);
+      } else {
+        *to = to_float(*from);
+      }
+      from += step * params.mel_stride;
     }
-    from += Config::threads_per_frame * params.mel_stride;
+  } else {
+    const long long feature_stride = Config::time_major ? 1 : params.frames;
+    const float* feature = params.features + tile.row(params) * n_mels * params.frames +
+                           (Config::time_major ? t * n_mels : t) + place.of_frame * feature_stride;
+    constexpr int at_once = 8;  // loads under way: none of them may wait for a store
+#pragma unroll 1
+    for (int m0 = place.of_frame; m0 < n_mels; m0 += at_once * step) {
+      float value[at_once], made[at_once];
+#pragma unroll
+      for (int n = 0; n < at_once; ++n) {
+        const bool there = inside && m0 + n * step < n_mels;
+        value[n] = there ? to_float(from[n * step * params.mel_stride]) : 0.0f;
+        if constexpr (Config::log != Log::none) made[n] = there ? feature[n * step * feature_stride] : 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < at_once; ++n) {
+        const int m = m0 + n * step;
+        if (m >= n_mels) break;
+        float gain = 1.0f, bias = 0.0f;
+        if constexpr (Config::affine) gain = params.affine[m], bias = params.affine[n_mels + m];
+        g[m * Config::frames_per_tile] = inside ? gradient_of_mel<Config>(value[n], made[n], gain, bias) : 0.0f;
+      }
+      from += at_once * step * params.mel_stride;
+      feature += at_once * step * feature_stride;
+    }
   }
 }
 

@@ -7,7 +7,7 @@ enum class Log { none, ln, log10, db };
 __device__ inline float at_least(float x, float floor) { return x < floor ? floor : x; }
 __device__ inline float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-constexpr float lowest = -3.402823466e38f;
+constexpr float highest = 3.402823466e38f, lowest = -highest;
 
 struct Half {
   unsigned short bits;

@@ -13,11 +13,11 @@ enum class Kind { maximum, mean, variance };
 struct Params {
   const void* features;      // (rows, n_mels, frames), or (rows, frames, n_mels) where they are time_major; contiguous
   void* out;                 // likewise; may be the same
-  const float* maxima;       // (rows, n_maxima): for Kind::maximum, in place of a look at the features
+  const float2* extremes;    // (rows, tiles, warps): largest and smallest valid feature; for Kind::maximum
   const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
-  long long n_samples, frames, n_maxima;
+  long long n_samples, frames;
   unsigned rows, group;  // group: neighbouring rows that have one maximum
-  int n_mels;
+  int n_mels, tiles, warps, frames_per_tile;
 };
 
 using Input = Config::Input;
@@ -37,66 +37,70 @@ __device__ inline float over_block(float value, float nothing, float* shared, Co
   return value;
 }
 
-// Blocks (x, row): each takes parts of the row. Only what lies below the floor is written, for the output is the input.
+// Blocks (x, row): each takes tiles of the row. In place; a tile without anything below the floor is not even read.
 __device__ inline void raise_to_floor(const Params& params, unsigned row, float* shared) {
-  const long long first = row / params.group * params.group * params.n_maxima, count = params.group * params.n_maxima;
+  const long long per_row = (long long)params.tiles * params.warps;
+  const float2* const extremes = params.extremes + row / params.group * params.group * per_row;
   float top = lowest;
-  for (long long i = threadIdx.x; i < count; i += blockDim.x) top = larger(top, params.maxima[first + i]);
+  for (long long i = threadIdx.x; i < params.group * per_row; i += blockDim.x) top = larger(top, extremes[i].x);
   const float floor = over_block(top, lowest, shared, [](float a, float b) { return larger(a, b); }) - Config::range;
-  const long long elements = params.n_mels * params.frames, step = (long long)gridDim.x * blockDim.x;
   const long long valid = row_frames<Config>(params, row);
-  Output* const out = static_cast<Output*>(params.out) + row * elements;
-  constexpr int at_once = 8;
+  Output* const out = static_cast<Output*>(params.out) + row * params.n_mels * params.frames;
 #pragma unroll 1
-  for (long long i0 = blockIdx.x * blockDim.x + threadIdx.x; i0 < elements; i0 += at_once * step) {
-    float value[at_once];
-#pragma unroll
-    for (int n = 0; n < at_once; ++n) value[n] = i0 + n * step < elements ? to_float(out[i0 + n * step]) : 0.0f;
-#pragma unroll
-    for (int n = 0; n < at_once; ++n) {
-      const long long i = i0 + n * step;
-      bool below = !(value[n] >= floor) && i < elements;  // NaN everywhere, if it is the maximum
-      if constexpr (Config::has_padding) below = below && (Config::time_major ? i / params.n_mels : i % params.frames) < valid;
-      if (below) out[i] = from_float<Output>(value[n] != value[n] ? value[n] : floor);
+  for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
+    const float2* const own = params.extremes + row * per_row + (long long)tile * params.warps;
+    bool below = false;
+    for (int i = 0; i < params.warps; ++i) below = below || !(own[i].y >= floor);  // NaN everywhere, if it is the maximum
+    if (!below) continue;
+    const long long t0 = (long long)tile * params.frames_per_tile;
+    const int frames = int(max(0ll, min(valid - t0, (long long)params.frames_per_tile))), count = frames * params.n_mels;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      Output* const at = Config::time_major ? out + t0 * params.n_mels + i : out + i / frames * params.frames + t0 + i % frames;
+      const float value = to_float(*at);
+      if (value < floor || floor != floor) *at = from_float<Output>(floor);
     }
   }
 }
 
 // Blocks (x, row): each takes `together` neighbouring features of the row.
 __device__ inline void standardize(const Params& params, unsigned row, float* shared) {
-  constexpr int together = Config::time_major ? 8 : 1;
-  const int slot = threadIdx.x % together, lanes = blockDim.x / together, lane = threadIdx.x / together;
-  const int m = blockIdx.x * together + slot;
-  const long long valid = row_frames<Config>(params, row), stride = Config::time_major ? params.n_mels : 1;
+  constexpr int together = Config::time_major ? 8 : 1, at_once = 8;
+  const int slot = threadIdx.x % together, lane = threadIdx.x / together;
+  const int m = blockIdx.x * together + slot, lanes = blockDim.x / together;
+  const int valid = int(row_frames<Config>(params, row)), frames = int(params.frames);
+  const bool exists = m < params.n_mels;
+  const long long stride = Config::time_major ? params.n_mels : 1;
   const long long start = (long long)row * params.n_mels * params.frames + (Config::time_major ? m : m * params.frames);
   const Input* const x = static_cast<const Input*>(params.features) + start;
   Output* const y = static_cast<Output*>(params.out) + start;
-  const bool exists = m < params.n_mels;
-  const auto total = [&](auto term) {  // of the valid frames; eight sums in a thread, for accuracy and to have loads under way
-    float part[8] = {};
-    if (exists) {
+  // visit(t, x[t]) of the thread's frames below `end`; all loads of a round are under way together, none waits for a store.
+  const auto each = [&](int end, auto visit) {
 #pragma unroll 1
-      for (long long t0 = lane; t0 < valid; t0 += 8 * lanes) {
+    for (int t0 = lane; t0 < end; t0 += at_once * lanes) {
+      float value[at_once];
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          const long long t = t0 + n * lanes;
-          if (t < valid) part[n] += term(to_float(x[t * stride]));
-        }
+      for (int n = 0; n < at_once; ++n) value[n] = exists && t0 + n * lanes < valid ? to_float(x[(t0 + n * lanes) * stride]) : 0.0f;
+#pragma unroll
+      for (int n = 0; n < at_once; ++n) {
+        if (t0 + n * lanes < end) visit(n, t0 + n * lanes, value[n]);
       }
     }
-    float sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
-    // Over the threads of the same feature.
-    __syncthreads();
-    shared[threadIdx.x] = sum;
-    __syncthreads();
-#pragma unroll 1
-    for (int half = lanes / 2; half > 0; half /= 2) {
-      if (lane < half) shared[threadIdx.x] += shared[threadIdx.x + half * together];
-      __syncthreads();
-    }
-    return shared[slot];
   };
-  const auto at_least_one = [](long long n) { return float(n > 1 ? n : 1); };
+  const auto total = [&](auto term) {  // over the valid frames; in eight parts a thread, for accuracy
+    float part[at_once] = {};
+    each(valid, [&](int n, int, float value) { part[n] += term(value); });
+    float sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+#pragma unroll
+    for (int offset = 16; offset >= together; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    __syncthreads();  // shared[] may hold what an earlier call left
+    if (threadIdx.x % 32 < together) shared[threadIdx.x / 32 * together + threadIdx.x % 32] = sum;
+    __syncthreads();
+    sum = 0.0f;
+    for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) sum += shared[warp * together + slot];
+    return sum;
+  };
+  const auto at_least_one = [](int n) { return float(n > 1 ? n : 1); };
   const float mean = total([](float value) { return value; }) / at_least_one(valid);
   float factor = Config::gain;
   if constexpr (Config::kind == Kind::variance) {
@@ -108,16 +112,14 @@ __device__ inline void standardize(const Params& params, unsigned row, float* sh
     }
   }
   if (!exists) return;
-#pragma unroll 8
-  for (long long t = lane; t < params.frames; t += lanes) {
-    const float value = t < valid ? (to_float(x[t * stride]) - mean) * factor + Config::bias : Config::pad_value;
-    y[t * stride] = from_float<Output>(value);
-  }
+  each(frames, [&](int, int t, float value) {
+    y[t * stride] = from_float<Output>(t < valid ? (value - mean) * factor + Config::bias : Config::pad_value);
+  });
 }
 
-extern "C" __global__ void __launch_bounds__(1024) normalize(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(Config::block_threads) normalize(const __grid_constant__ Params params) {
   extern __shared__ float4 shared_memory[];
-  float* const shared = reinterpret_cast<float*>(shared_memory);  // one each thread
+  float* const shared = reinterpret_cast<float*>(shared_memory);
 #pragma unroll 1
   for (unsigned row = blockIdx.y; row < params.rows; row += gridDim.y) {
     if constexpr (Config::kind == Kind::maximum) {

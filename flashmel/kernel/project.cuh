@@ -71,7 +71,7 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     valid = int(max(0ll, min(row_frames<Config>(params, tile.row(params)) - t, (long long)P::frames)));
   }
 
-  float top = lowest;
+  float top = lowest, bottom = highest;
   for (int i = thread / P::lanes; i < params.n_filters; i += P::step) {
     const int4 filter = filters[i];
     const float2* weight = weights + filter.z;
@@ -106,7 +106,9 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     for (int v = 0; v < left; ++v) {
       sum[v] = feature<Config>(sum[v]);
       if constexpr (Config::affine) sum[v] = fmaf(gain, sum[v], bias);
-      if constexpr (Config::maxima) top = v * P::groups < min(valid, stored) ? larger(top, sum[v]) : top;
+      if constexpr (Config::extremes) {
+        if (v * P::groups < min(valid, stored)) top = larger(top, sum[v]), bottom = -larger(-bottom, -sum[v]);
+      }
       if constexpr (Config::has_padding) sum[v] = v * P::groups < valid ? sum[v] : Config::pad_value;
     }
     if (all_stored) {
@@ -119,9 +121,12 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
       }
     }
   }
-  if constexpr (Config::maxima) {  // of each warp
+  if constexpr (Config::extremes) {  // of each warp
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) top = larger(top, __shfl_xor_sync(0xffffffffu, top, offset));
-    if (thread % 32 == 0) params.maxima[(long long)tile.index * (Config::threads / 32) + thread / 32] = top;
+    for (int offset = 16; offset > 0; offset /= 2) {
+      top = larger(top, __shfl_xor_sync(0xffffffffu, top, offset));
+      bottom = -larger(-bottom, -__shfl_xor_sync(0xffffffffu, bottom, offset));
+    }
+    if (thread % 32 == 0) params.extremes[(long long)tile.index * (Config::threads / 32) + thread / 32] = make_float2(top, bottom);
   }
 }
