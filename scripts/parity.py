@@ -66,7 +66,10 @@ Reference = Callable[[Row], "np.ndarray | Tensor"]
 
 def _transformers(name: str, call: Callable[[Any, Row], Any], **config: Any) -> Callable[[], Reference]:
     def make() -> Reference:
-        extractor = getattr(importlib.import_module("transformers"), name)(**config)
+        try:
+            extractor = getattr(importlib.import_module("transformers"), name)(**config)
+        except AttributeError as error:  # an older version
+            raise ImportError(str(error)) from error
         return lambda row: call(extractor, row)
 
     return make

@@ -200,8 +200,8 @@ def test_rows_do_not_depend_on_their_batch(name: str, audio):
 
 @all_names
 def test_gradients(name: str, audio):
-    """Finite, silence and the floor included; not nought where there is sound; the same with lengths, and none behind them."""
-    module = frontend(name)
+    """Those of float64; finite, silence and the floor included; the same with lengths, and none behind them."""
+    module, double = frontend(name), frontend(name).double()
     x = audio(module.sample_rate, 1.0)
     waveform = torch.stack((x, x, torch.zeros_like(x)))
     lengths = torch.tensor([len(x), len(x) // 2, len(x)])
@@ -211,6 +211,10 @@ def test_gradients(name: str, audio):
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
         (gradient,) = torch.autograd.grad((out * weight).masked_fill(out.isinf(), 0).sum(), leaf)
         assert gradient.isfinite().all() and (gradient[0] != 0).any()
+        exact = waveform.double().requires_grad_()
+        truth = double(exact) if given is None else double(exact, given)[0]
+        (expected,) = torch.autograd.grad((truth * weight).masked_fill(truth.isinf(), 0).sum(), exact)
+        assert (gradient - expected).norm() < 1e-3 * expected.norm()
         if given is not None:
             assert (gradient[1, len(x) // 2 :] == 0).all()
         with torch.no_grad():
