@@ -149,6 +149,8 @@ class FrontEnd(Tables):
                 f"front-end {self.name!r} needs audio at {self.sample_rate} Hz, got sampling_rate={sampling_rate}: resample"
             )
         waveform, lengths = _batched(waveform, lengths)
+        if lengths is not None and isinstance(waveform, Tensor) and waveform.dim():
+            lengths = ops.checked_lengths(lengths, waveform)
         own = lengths
         waveform, lengths = self._prepared(waveform, lengths)
         tables, affine, rule = (table(self, "window"), table(self, "fb")), self._buffers.get("affine"), self.recipe.normalization
@@ -157,7 +159,7 @@ class FrontEnd(Tables):
         else:
             features = ops.normalized_features(waveform, *tables, self.spec, rule, self.dtype, lengths, affine)
         features = self._finished(features, waveform.shape[-1] if lengths is None else lengths)
-        return features if own is None else (features, self.output_lengths(own.to(features.device)))
+        return features if own is None else (features, self.output_lengths(own))
 
     def stream(self, batch: int | tuple[int, ...] | None = None) -> Stream:
         """The same features of audio that arrives in chunks, see :class:`flashmel.stream.Stream`.
@@ -200,7 +202,6 @@ class FrontEnd(Tables):
             return waveform, lengths
         n_samples = waveform.shape[-1]
         if lengths is not None:
-            lengths = ops.checked_lengths(lengths, waveform)
             behind = torch.arange(n_samples, device=waveform.device) >= lengths[..., None]
             waveform = waveform.masked_fill(behind, 0)
             lengths = None if recipe.n_samples is not None else self._lengthened(lengths)

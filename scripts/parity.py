@@ -2,7 +2,7 @@
 """Compare every front-end with its executable reference and with float64, on a CPU or a GPU, and write the figures as JSON.
 
     python scripts/parity.py                         # synthetic speech -> benchmarks/parity-cpu.json
-    python scripts/parity.py --audio FILE            # a recording, resampled to each front-end's rate
+    python scripts/parity.py --audio jfk.flac        # a recording, at each front-end's rate -> benchmarks/parity-cpu-jfk.json
     python scripts/parity.py --device cuda           # -> benchmarks/parity-cuda.json
 
 Three rows of different lengths go through a front-end as one batch; each is compared with what the reference makes of it alone.
@@ -66,7 +66,10 @@ Reference = Callable[[Row], "np.ndarray | Tensor"]
 
 def _transformers(name: str, call: Callable[[Any, Row], Any], **config: Any) -> Callable[[], Reference]:
     def make() -> Reference:
-        extractor = getattr(importlib.import_module("transformers"), name)(**config)
+        try:
+            extractor = getattr(importlib.import_module("transformers"), name)(**config)
+        except AttributeError as error:  # an older version
+            raise ImportError(str(error)) from error
         return lambda row: call(extractor, row)
 
     return make
@@ -433,11 +436,11 @@ def main() -> int:
     parser.add_argument("--audio", help="a recording instead of synthetic speech")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", help="cases instead of all")
-    parser.add_argument("--out", type=Path, help="instead of benchmarks/parity-DEVICE.json; - writes none")
+    parser.add_argument("--out", type=Path, help="instead of benchmarks/parity-DEVICE[-AUDIO].json; - writes none")
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep what the references made of this audio")
     parser.add_argument("--load", type=Path, metavar="FILE", help="take it from there, on a machine without the references")
     args = parser.parse_args()
-    logging_quiet()
+    quiet()
     stored = torch.load(args.load) if args.load else {}
     records = {}
     print(f"{'front-end':22} {'reference':20} {'ref mean':>9} {'ref max':>9} {'f64 mean':>9} {'f64 max':>9}")
@@ -449,14 +452,15 @@ def main() -> int:
         print(f"{case:22} {record['reference']:20} " + " ".join(f"{value:9.1e}" for value in figures), record.get("reason", ""))
     if args.save:
         torch.save(stored, args.save)
-    out = args.out or ROOT / "benchmarks" / f"parity-{args.device.split(':')[0]}.json"
+    named = "" if args.audio is None else f"-{Path(args.audio).stem}"
+    out = args.out or ROOT / "benchmarks" / f"parity-{args.device.split(':')[0]}{named}.json"
     if str(out) != "-":
         audio = "synthetic" if args.audio is None else Path(args.audio).name
         out.write_text(json.dumps({"machine": _machine(args.device), "audio": audio, "cases": records}, indent=1) + "\n")
     return 0
 
 
-def logging_quiet() -> None:
+def quiet() -> None:
     """Without the references' advice."""
     import logging
 

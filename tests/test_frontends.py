@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -25,7 +26,7 @@ def _load():
     spec = importlib.util.spec_from_file_location("parity_under_test", SCRIPT)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.logging_quiet()
+    module.quiet()
     return module
 
 
@@ -112,6 +113,28 @@ def test_parity(case: str, audio):
     assert record["ref"]["mean"] <= ref_mean and record["ref"]["max"] <= ref_max, record["ref"]
 
 
+def test_the_table_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, audio):
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "a.wav", audio(16000).numpy(), 16000)
+    out = tmp_path / "parity.json"
+    command = ["parity", "--only", "kaldi-fbank", "hifigan", "--audio", str(tmp_path / "a.wav"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert parity.main() == 0
+    record = json.loads(out.read_text())
+    assert record["audio"] == "a.wav" and record["machine"]["torch"] == torch.__version__
+    assert list(record["cases"]) == ["kaldi-fbank", "hifigan"] and record["cases"]["hifigan"]["f64"]["max"] < 1e-2
+    assert "hifigan" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, audio):
+    def missing():
+        raise ImportError("no such package")
+
+    monkeypatch.setitem(parity.REFERENCES, "hifigan", ("hifigan", {}, "librosa", missing))
+    record = parity.measure("hifigan", audio(22050))
+    assert record["reason"] == "no such package" and "ref" not in record
+
+
 def test_every_front_end_has_a_reference():
     assert {name for name, *_ in parity.REFERENCES.values()} == set(frontends.names())
 
@@ -177,8 +200,8 @@ def test_rows_do_not_depend_on_their_batch(name: str, audio):
 
 @all_names
 def test_gradients(name: str, audio):
-    """Finite, silence and the floor included; not nought where there is sound; the same with lengths, and none behind them."""
-    module = frontend(name)
+    """Those of float64; finite, silence and the floor included; the same with lengths, and none behind them."""
+    module, double = frontend(name), frontend(name).double()
     x = audio(module.sample_rate, 1.0)
     waveform = torch.stack((x, x, torch.zeros_like(x)))
     lengths = torch.tensor([len(x), len(x) // 2, len(x)])
@@ -188,6 +211,10 @@ def test_gradients(name: str, audio):
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
         (gradient,) = torch.autograd.grad((out * weight).masked_fill(out.isinf(), 0).sum(), leaf)
         assert gradient.isfinite().all() and (gradient[0] != 0).any()
+        exact = waveform.double().requires_grad_()
+        truth = double(exact) if given is None else double(exact, given)[0]
+        (expected,) = torch.autograd.grad((truth * weight).masked_fill(truth.isinf(), 0).sum(), exact)
+        assert (gradient - expected).norm() < 1e-3 * expected.norm()
         if given is not None:
             assert (gradient[1, len(x) // 2 :] == 0).all()
         with torch.no_grad():
@@ -343,3 +370,25 @@ def test_names_and_options():
     assert frontends.options("gemma3n") == {"mean": None, "deviation": None}
     for name in frontends.names():
         assert frontends.recipe(name) == frontends.recipe(name, **frontends.options(name)), name
+
+
+@all_names
+def test_empty_batches(name: str):
+    module = frontend(name)
+    assert module(torch.zeros(0, 16000)).shape[0] == 0
+    features, frames = module(torch.zeros(2, 0, 16000), torch.zeros(2, 0, dtype=torch.int64))
+    assert features.shape[:2] == frames.shape == (2, 0)
+
+
+@pytest.mark.parametrize("name", ("nemo", "gemma3n", "granite-speech"))
+def test_compiled_without_a_break(name: str, audio):
+    module = frontend(name)
+    torch._dynamo.reset()  # another module's code counts as a recompilation of this one
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    x = torch.stack((audio(16000, 1.0), audio(16000, 1.0).flip(0)))
+    lengths = torch.tensor([16000, 9000])
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
+    got, frames = compiled(x, lengths)
+    expected, counts = module(x, lengths)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(frames, counts)
