@@ -101,9 +101,9 @@ def normalized_features(
     Raises:
         TypeError, ValueError: see :func:`features`.
     """
+    check(waveform, window, fb, spec, affine)
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (waveform, window, fb, affine))
     if _is_direct(waveform) and waveform.is_cuda and not recorded:
-        check(waveform, window, fb, spec, affine)
         own = None if lengths is None else checked_lengths(lengths, waveform)
         with contextlib.suppress(fused.UnavailableError):  # what follows says why
             return fused.normalized_features(waveform, window, fb, spec, rule, dtype, own, affine)

@@ -21,9 +21,17 @@ import pytest
 
 from flashmel import environment
 from flashmel.jit import bundle, cache, compiler, driver, machine, toolchain
-from flashmel.jit.source import INPUT_TYPES, OUTPUT_TYPES, Specialisation, config_header, kernel_sources, sources
+from flashmel.jit.source import (
+    INPUT_TYPES,
+    OUTPUT_TYPES,
+    NormalizeSpecialisation,
+    Specialisation,
+    config_header,
+    kernel_sources,
+    sources,
+)
 from flashmel.plan import architecture, factor_entries, factor_offsets, make_backward_plan, make_plan
-from flashmel.spec import StftSpec
+from flashmel.spec import Normalization, StftSpec
 
 KEY, DATA = "k" * 64, bytes(range(256)) * 500
 HOPPER = architecture(9, 0)
@@ -509,7 +517,7 @@ def test_an_empty_log_spoils_no_other_bytes(nvrtc_version):
 def test_kernel_sources():
     sources = kernel_sources()
     units = {name for name in sources if name.endswith(".cu")}
-    assert units == {"forward.cu", "backward.cu"} and "config.h" not in sources and all(text.strip() for text in sources.values())
+    assert units == {"forward.cu", "backward.cu", "normalize.cu"} and "config.h" not in sources and all(text.strip() for text in sources.values())
     included = {name for text in sources.values() for name in re.findall(r'#include "(.*)"', text)}
     assert included == {*sources, "config.h"} - units, "a file that nothing includes, or that is not there"
     assert not any("#include <" in text for text in sources.values()), "headers from outside: a toolchain, and seconds to compile"
@@ -540,27 +548,32 @@ def test_types_are_the_kernels():
     assert outputs < inputs == declared and len(inputs) == len(INPUT_TYPES) and len(outputs) == len(OUTPUT_TYPES)
 
 
-@pytest.mark.parametrize("unit", ["forward.cu", "backward.cu"])
+@pytest.mark.parametrize("unit", ["forward.cu", "backward.cu", "normalize.cu"])
 def test_every_constant_that_a_kernel_reads_is_in_the_header(unit):
     s = specialise()
     if unit == "backward.cu":
         s = dataclasses.replace(s, plan=make_backward_plan(s.spec, s.arch, 40))
+    elif unit == "normalize.cu":
+        s = NormalizeSpecialisation(Normalization("variance"), s.spec, s.arch, "float32", "float16")
     text = sources(s)
-    assert unit == s.unit and {"dft.cuh", "load.cuh", "config.h"} < set(text) and sum(name.endswith(".cu") for name in text) == 1
+    assert unit == s.unit and {"device.cuh", "rows.cuh", "config.h"} < set(text) and sum(name.endswith(".cu") for name in text) == 1
     used = {name for part in text.values() for name in re.findall(r"\bConfig::(\w+)", part)}
     assert used - set(re.findall(r"(?:using|static constexpr \w+) (\w+) =", text["config.h"])) == set()
     entry_points = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*\)\s*)?(\w+)\(', text[unit])
     assert tuple(entry_points) == s.entry_points
 
 
-@pytest.mark.parametrize("unit,params", [("forward.cu", driver.LaunchParams), ("backward.cu", driver.BackwardParams)])
+PARAMS = {"forward.cu": driver.LaunchParams, "backward.cu": driver.BackwardParams, "normalize.cu": driver.NormalizeParams}
+
+
+@pytest.mark.parametrize("unit,params", PARAMS.items())
 def test_launch_parameters_are_the_kernels(unit, params):
     body = re.search(r"struct Params \{(.*?)\};", kernel_sources()[unit], re.DOTALL)[1]
     declared = re.sub(r"//.*", "", body)
     numbers = {"long long": ctypes.c_int64, "unsigned": ctypes.c_uint32, "int": ctypes.c_int32}
     fields = [
         (name.strip(" *"), ctypes.c_void_p if "*" in kind + name else numbers[kind])
-        for kind, listed in re.findall(r"((?:const )?(?:void|float4|float|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
+        for kind, listed in re.findall(r"((?:const )?(?:void|float4|float2|float|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
         for name in listed.split(",")
     ]
     assert fields == params._fields_
