@@ -228,7 +228,7 @@ def normalized_features(
     n_mels, frames = (found.mT if spec.epilogue.time_major else found).shape[-2:]
     with torch.cuda.device(rows.device):
         device = rows.device.index
-        kernel, threads = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
+        kernel = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
         if by_maximum:
             blocks = max(1, min(call.tiles, 8 * _device(device)[1] // len(rows)))
         else:
@@ -237,7 +237,7 @@ def normalized_features(
         group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
         shape = n_mels, call.tiles, warps, call.tables.plan.frames_per_tile
         params = NormalizeParams(*pointers, rows.shape[1], frames, len(rows), group, *shape)
-        kernel.launch_normalize(params, blocks, threads, torch._C._cuda_getCurrentRawStream(device))
+        kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
     return out
 
 
@@ -562,10 +562,11 @@ def _kernel(
 
 def _normalize_kernel(
     rule: Normalization, spec: StftSpec, device: int, samples: torch.dtype, output: torch.dtype, ragged: bool
-) -> tuple[Kernel, int]:
-    """And the threads of its blocks."""
-    s = NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged)
-    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, lambda: Kernel(s, device)), s.threads
+) -> Kernel:
+    def make() -> Kernel:
+        return Kernel(NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged), device)
+
+    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, make)
 
 
 def _kernel_of(key: tuple, kept: object, make: Callable[[], Kernel]) -> Kernel:

@@ -517,7 +517,8 @@ def test_an_empty_log_spoils_no_other_bytes(nvrtc_version):
 def test_kernel_sources():
     sources = kernel_sources()
     units = {name for name in sources if name.endswith(".cu")}
-    assert units == {"forward.cu", "backward.cu", "normalize.cu"} and "config.h" not in sources and all(text.strip() for text in sources.values())
+    assert units == {"forward.cu", "backward.cu", "normalize.cu"}
+    assert "config.h" not in sources and all(text.strip() for text in sources.values())
     included = {name for text in sources.values() for name in re.findall(r'#include "(.*)"', text)}
     assert included == {*sources, "config.h"} - units, "a file that nothing includes, or that is not there"
     assert not any("#include <" in text for text in sources.values()), "headers from outside: a toolchain, and seconds to compile"
@@ -540,7 +541,7 @@ def test_config_header_is_the_spec_and_the_plan():
 
 
 def test_types_are_the_kernels():
-    declared = set(re.findall(r"^struct (\w+) \{", kernel_sources()["epilogue.cuh"], re.MULTILINE)) | {"float", "short"}
+    declared = set(re.findall(r"^struct (\w+) \{", kernel_sources()["numbers.cuh"], re.MULTILINE)) | {"float", "short"}
     inputs, outputs = (
         {re.search(rf"using {which} = (\w+);", config_header(specialise(**{which.lower() + "_type": name})))[1] for name in names}
         for which, names in (("Input", INPUT_TYPES), ("Output", OUTPUT_TYPES))
@@ -571,9 +572,10 @@ def test_launch_parameters_are_the_kernels(unit, params):
     body = re.search(r"struct Params \{(.*?)\};", kernel_sources()[unit], re.DOTALL)[1]
     declared = re.sub(r"//.*", "", body)
     numbers = {"long long": ctypes.c_int64, "unsigned": ctypes.c_uint32, "int": ctypes.c_int32}
+    kinds = "void|float4|float2|float|int4|long long|unsigned|int"
     fields = [
         (name.strip(" *"), ctypes.c_void_p if "*" in kind + name else numbers[kind])
-        for kind, listed in re.findall(r"((?:const )?(?:void|float4|float2|float|int4|long long|unsigned|int))\b\s*([^;]*);", declared)
+        for kind, listed in re.findall(rf"((?:const )?(?:{kinds}))\b\s*([^;]*);", declared)
         for name in listed.split(",")
     ]
     assert fields == params._fields_

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..plan import Architecture, BackwardPlan, LaunchPlan, factor_entries, factor_offsets
 from ..spec import Epilogue, Normalization, StftSpec
 
-# Names of torch dtypes, without torch, and of the kernel's types (epilogue.cuh).
+# Names of torch dtypes, without torch, and of the kernel's types (numbers.cuh).
 _TYPES = {"float32": "float", "int16": "short", "float16": "Half", "bfloat16": "Bfloat16"}
 INPUT_TYPES = tuple(_TYPES)
 OUTPUT_TYPES = ("float32", "float16", "bfloat16")
@@ -38,6 +38,11 @@ class Specialisation:
             f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
             f"n_fft {spec.n_fft}, hop_length {spec.hop_length}, power {spec.power:g}: {self.plan}"
         )
+
+    @property
+    def threads(self) -> int:
+        """Of a block, at most."""
+        return self.plan.teams * self.plan.threads
 
     @property
     def shared_bytes(self) -> int:

@@ -6,7 +6,7 @@
 // from `differentiate` to `columns_back`.
 #pragma once
 
-// From the gradient of a feature to that of its mel value, given the feature; see `feature` in epilogue.cuh. gain and bias are the
+// From the gradient of a feature to that of its mel value, given the feature; see feature.cuh. gain and bias are the
 // filter's own.
 template <class Config>
 __device__ inline float gradient_of_mel(float g, float feature, float gain, float bias) {

@@ -2,7 +2,7 @@
 //
 // Each row depends on its own frames alone, which are added up in an order that only their number decides.
 #include "device.cuh"
-#include "epilogue.cuh"
+#include "numbers.cuh"
 
 enum class Kind { maximum, mean, variance };
 

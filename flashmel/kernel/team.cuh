@@ -1,7 +1,7 @@
 // Threads: a block is teams, each of which takes tile after tile; a tile is up to frames_per_tile consecutive frames of a row.
 #pragma once
 #include "device.cuh"
-#include "epilogue.cuh"
+#include "feature.cuh"
 
 enum class PadMode { reflect, constant, replicate, circular, symmetric };
 
