@@ -216,27 +216,23 @@ def normalized_features(
         raise UnavailableError("the fused normalisation is in float32, and its gain is positive")
     if waveform.numel() == 0 or fb.shape[1] == 0:
         return _nothing(waveform, fb, spec, dtype)
-    if by_maximum:  # it commutes with gain, bias and rounding, which are therefore the first launch's business
-        spec, early = _normalised_before(spec, rule), late
-    else:
-        early = torch.float32
-    rows, call = _prepared(waveform, window, fb, spec, early, lengths, affine, by_maximum)
+    shape = spec.output_shape(waveform.shape, fb.shape[1])
+    first, early = _spec_before(spec, rule), late if by_maximum else torch.float32
+    rows, call = _prepared(waveform, window, fb, first, early, lengths, affine, by_maximum)
     warps = call.tables.plan.threads // 32
     extremes = torch.empty((len(rows), call.tiles if by_maximum else 0, warps, 2), dtype=torch.float32, device=rows.device)
     found = call.run(rows, lengths, affine, None, extremes if by_maximum else None)
-    out = found if late == early else torch.empty(found.shape, dtype=late, device=found.device)
-    n_mels, frames = (found.mT if spec.epilogue.time_major else found).shape[-2:]
+    in_place = by_maximum or (late == early and not spec.epilogue.time_major)
+    out = found if in_place else torch.empty(shape, dtype=late, device=found.device)
+    n_mels, frames = shape[-2:][:: -1 if spec.epilogue.time_major else 1]
     with torch.cuda.device(rows.device):
         device = rows.device.index
         kernel = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
-        if by_maximum:
-            blocks = max(1, min(call.tiles, 8 * _device(device)[1] // len(rows)))
-        else:
-            blocks = -(-n_mels // 8) if spec.epilogue.time_major else n_mels
+        blocks = max(1, min(call.tiles, 4 * _device(device)[1] // len(rows))) if by_maximum else -(-n_mels // kernel.together)
         pointers = (found.data_ptr(), out.data_ptr(), extremes.data_ptr(), 0 if lengths is None else lengths.data_ptr())
         group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
-        shape = n_mels, call.tiles, warps, call.tables.plan.frames_per_tile
-        params = NormalizeParams(*pointers, rows.shape[1], frames, len(rows), group, *shape)
+        tiling = call.tiles, warps, call.tables.plan.frames_per_tile
+        params = NormalizeParams(*pointers, rows.shape[1], frames, len(rows), group, n_mels, *tiling)
         kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
     return out
 
@@ -247,10 +243,16 @@ def _nothing(waveform: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | 
 
 
 @lru_cache(maxsize=256)
-def _normalised_before(spec: StftSpec, rule: Normalization) -> StftSpec:
-    """The spec with a rule's gain, bias and pad value in its epilogue."""
+def _spec_before(spec: StftSpec, rule: Normalization) -> StftSpec:
+    """What the first of two launches makes.
+
+    A floor commutes with gain, bias and rounding, which are therefore its business; mean and variance want frames side by side.
+    """
     end = spec.epilogue
-    end = replace(end, gain=end.gain * rule.gain, bias=end.bias * rule.gain + rule.bias, pad_value=rule.pad_value)
+    if rule.kind == "maximum":
+        end = replace(end, gain=end.gain * rule.gain, bias=end.bias * rule.gain + rule.bias, pad_value=rule.pad_value)
+    else:
+        end = replace(end, time_major=False)
     return replace(spec, epilogue=end)
 
 

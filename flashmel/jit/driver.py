@@ -126,6 +126,7 @@ class Kernel:
         self._driver = driver
         self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
         self._make_current()
+        self.together = getattr(s, "together", 0)
         self._shared_bytes, self._filters_in_shared, self._threads = s.shared_bytes, s.filters_in_shared, s.threads
         data = cubin(s)
         try:

@@ -135,13 +135,18 @@ class NormalizeSpecialisation:
 
     unit: ClassVar[str] = "normalize.cu"
     entry_points: ClassVar[tuple[str, ...]] = ("normalize",)
-    shared_bytes: ClassVar[int] = 4 * 8 * 32  # eight features of 32 warps
+    shared_bytes: ClassVar[int] = 128  # a number for each of 32 warps
     filters_in_shared: ClassVar[bool] = False
 
     @property
     def threads(self) -> int:
-        """Of a block: many where it reads neighbouring features of a frame together, and there are few blocks."""
-        return 1024 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 256
+        """Of a block."""
+        return 256 * self.together
+
+    @property
+    def together(self) -> int:
+        """Features of which a block takes mean and variance: several, to write them side by side."""
+        return 4 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 1
 
     def __str__(self) -> str:
         return f"normalize kernel for {self.arch.name}, {self.input_type} and {self.output_type}: {self.rule.kind}"
@@ -152,6 +157,7 @@ def _normalize_header(s: NormalizeSpecialisation) -> str:
     values = {
         **_rows(s.spec, s.ragged),
         "block_threads": s.threads,
+        "together": s.together,
         "ddof": rule.ddof,
         "eps_of_variance": int(rule.eps_mode == "variance" and rule.eps > 0),
     }

@@ -12,8 +12,7 @@ template <class Config>
 __device__ inline float gradient_of_mel(float g, float feature, float gain, float bias) {
   const float factor = Config::affine ? gain * Config::gain : Config::gain;
   if constexpr (Config::log == Log::none) return g * factor;
-  constexpr float per_octave = Config::log == Log::ln ? 0.693147181f : Config::log == Log::log10 ? 0.301029996f : 3.01029996f;
-  constexpr float per_e = Config::log == Log::ln ? 1.0f : Config::log == Log::log10 ? 0.434294482f : 4.34294482f;
+  constexpr float per_octave = octave<Config>(), per_e = per_octave / 0.693147181f;
   constexpr float per_gain = 1.0f / Config::gain;
   const float value = Config::affine ? (feature - fmaf(gain, Config::bias, bias)) / factor : (feature - Config::bias) * per_gain;
   // At a floor there is no gradient; to rounding, what is just above one counts as being at it. The floor of the logarithm is
@@ -350,15 +349,18 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
   const int thread = Place<Config>().thread, group = groups == 1 ? 0 : thread / lanes;
   if (thread >= groups * lanes) return;
   const float* const gradients = reinterpret_cast<const float*>(spectra);
-  // The gradient of sample p of a frame, through the prologue; `last`: it is the waveform's last, or behind it.
-  const auto of_sample = [&](int frame, int p, bool last) {
+  // The gradient of sample o + d * hop of a frame, through the prologue; `last`: it is the waveform's last, or behind it. What d alone
+  // decides is decided when the loops over it are unrolled.
+  const auto of_sample = [&](int frame, int o, int d, bool last) {
+    if (d * hop >= Config::win_length) return 0.0f;
+    const int p = o + d * hop;
     const float* const of_frame = gradients + frame * stride;
     float g = of_frame[sample_place<Config>(p)];
     if constexpr (Config::preemphasis != 0.0f) {
-      if (p + 1 < Config::n_fft && !last) g -= Config::preemphasis * of_frame[sample_place<Config>(p + 1)];
-      if (Config::preemphasis_in_frame && p == 0) g -= Config::preemphasis * of_frame[0];
+      if ((d < overlap || p + 1 < Config::n_fft) && !last) g -= Config::preemphasis * of_frame[sample_place<Config>(p + 1)];
+      if (Config::preemphasis_in_frame && d == 0 && o == 0) g -= Config::preemphasis * of_frame[0];
     }
-    if constexpr (Config::remove_dc) g -= p < Config::win_length ? sums[frame] : 0.0f;
+    if constexpr (Config::remove_dc) g -= (d + 1) * hop <= Config::win_length || p < Config::win_length ? sums[frame] : 0.0f;
     return g;
   };
   const long long first = tile.first_frame(params), row = tile.row(params);
@@ -388,7 +390,7 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
         const int frame = s - d;
         bool counts = frame >= 0 && frame < frames && covers(d);
         if constexpr (edge) counts = counts && first + frame < params.frames;
-        if (counts) total += of_sample(frame, o + d * hop, last);
+        if (counts) total += of_sample(frame, o, d, last);
       }
       return total;
     };
@@ -417,7 +419,7 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
       for (int d = overlap; d >= 0; --d) {
         if (!covers(d)) continue;
         if constexpr (Config::remove_dc || Config::preemphasis != 0.0f) {
-          total += of_sample(s - d, o + d * hop, false);
+          total += of_sample(s - d, o, d, false);
         } else {
           total += from[sample_place<Config>(o + d * hop) - d * stride];
         }

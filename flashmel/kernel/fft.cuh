@@ -48,7 +48,7 @@ template <class Config, class Value>
 __device__ inline void sum_frames(float* sums, Value value) {
   const Place<Config> place;
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 10
   for (int p = place.of_frame; p < Config::win_length; p += Config::threads_per_frame) sum += value(p);
   sums[place.of_frame * Config::frames_per_tile + place.frame] = sum;
 }

@@ -11,8 +11,8 @@ enum class Kind { maximum, mean, variance };
 
 // Run-time arguments. driver.py packs the same fields in the same order.
 struct Params {
-  const void* features;      // (rows, n_mels, frames), or (rows, frames, n_mels) where they are time_major; contiguous
-  void* out;                 // likewise; may be the same
+  const void* features;      // (rows, n_mels, frames), contiguous; not for Kind::maximum
+  void* out;                 // likewise, or (rows, frames, n_mels) where it is time_major
   const float2* extremes;    // (rows, tiles, warps): largest and smallest valid feature; for Kind::maximum
   const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
   long long n_samples, frames;
@@ -63,41 +63,32 @@ __device__ inline void raise_to_floor(const Params& params, unsigned row, float*
   }
 }
 
-// Blocks (x, row): each takes `together` neighbouring features of the row.
+// Blocks (x, row): each takes `together` neighbouring features of the row, which is (n_mels, frames) here whatever the output is.
 __device__ inline void standardize(const Params& params, unsigned row, float* shared) {
-  constexpr int together = Config::time_major ? 8 : 1, at_once = 8;
-  const int slot = threadIdx.x % together, lane = threadIdx.x / together;
-  const int m = blockIdx.x * together + slot, lanes = blockDim.x / together;
+  constexpr int together = Config::together, at_once = 8;
+  const int lanes = blockDim.x / together, slot = threadIdx.x / lanes, lane = threadIdx.x % lanes, m0 = blockIdx.x * together;
   const int valid = int(row_frames<Config>(params, row)), frames = int(params.frames);
-  const bool exists = m < params.n_mels;
-  const long long stride = Config::time_major ? params.n_mels : 1;
-  const long long start = (long long)row * params.n_mels * params.frames + (Config::time_major ? m : m * params.frames);
-  const Input* const x = static_cast<const Input*>(params.features) + start;
-  Output* const y = static_cast<Output*>(params.out) + start;
-  // visit(t, x[t]) of the thread's frames below `end`; all loads of a round are under way together, none waits for a store.
-  const auto each = [&](int end, auto visit) {
+  const Input* const features = static_cast<const Input*>(params.features) + ((long long)row * params.n_mels + m0) * params.frames;
+  const bool exists = m0 + slot < params.n_mels;
+  const Input* const x = features + slot * params.frames;
+  const auto total = [&](auto term) {  // over the valid frames of the thread's feature; in eight parts a thread, for accuracy
+    float part[at_once] = {};
 #pragma unroll 1
-    for (int t0 = lane; t0 < end; t0 += at_once * lanes) {
+    for (int t0 = lane; t0 < valid; t0 += at_once * lanes) {
       float value[at_once];
 #pragma unroll
-      for (int n = 0; n < at_once; ++n) value[n] = exists && t0 + n * lanes < valid ? to_float(x[(t0 + n * lanes) * stride]) : 0.0f;
+      for (int n = 0; n < at_once; ++n) value[n] = exists && t0 + n * lanes < valid ? to_float(x[t0 + n * lanes]) : 0.0f;
 #pragma unroll
-      for (int n = 0; n < at_once; ++n) {
-        if (t0 + n * lanes < end) visit(n, t0 + n * lanes, value[n]);
-      }
+      for (int n = 0; n < at_once; ++n) part[n] += t0 + n * lanes < valid ? term(value[n]) : 0.0f;
     }
-  };
-  const auto total = [&](auto term) {  // over the valid frames; in eight parts a thread, for accuracy
-    float part[at_once] = {};
-    each(valid, [&](int n, int, float value) { part[n] += term(value); });
     float sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 #pragma unroll
-    for (int offset = 16; offset >= together; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     __syncthreads();  // shared[] may hold what an earlier call left
-    if (threadIdx.x % 32 < together) shared[threadIdx.x / 32 * together + threadIdx.x % 32] = sum;
+    if (lane % 32 == 0) shared[threadIdx.x / 32] = sum;
     __syncthreads();
     sum = 0.0f;
-    for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) sum += shared[warp * together + slot];
+    for (int warp = 0; warp < lanes / 32; ++warp) sum += shared[slot * (lanes / 32) + warp];
     return sum;
   };
   const auto at_least_one = [](int n) { return float(n > 1 ? n : 1); };
@@ -111,10 +102,36 @@ __device__ inline void standardize(const Params& params, unsigned row, float* sh
       factor = variance == 0.0f ? 0.0f : Config::gain / (sqrtf(variance) + Config::eps);
     }
   }
-  if (!exists) return;
-  each(frames, [&](int, int t, float value) {
-    y[t * stride] = from_float<Output>(t < valid ? (value - mean) * factor + Config::bias : Config::pad_value);
-  });
+  const auto made = [&](float value, float mean, float factor) { return from_float<Output>((value - mean) * factor + Config::bias); };
+  const Output nothing = from_float<Output>(Config::pad_value);
+  if constexpr (!Config::time_major) {
+    Output* const y = static_cast<Output*>(params.out) + ((long long)row * params.n_mels + m0 + slot) * params.frames;
+    if (!exists) return;
+#pragma unroll 8
+    for (int t = lane; t < frames; t += lanes) y[t] = t < valid ? made(to_float(x[t]), mean, factor) : nothing;
+  } else {  // a thread has whole frames
+    __syncthreads();
+    if (lane == 0) shared[2 * slot] = mean, shared[2 * slot + 1] = factor;
+    __syncthreads();
+    struct alignas(together * sizeof(Output)) Outputs {
+      Output of[together];
+    };
+    Output* const y = static_cast<Output*>(params.out) + (long long)row * params.frames * params.n_mels + m0;
+#pragma unroll 4
+    for (int t = threadIdx.x; t < frames; t += blockDim.x) {
+      Outputs outputs;
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        const bool there = t < valid && m0 + n < params.n_mels;
+        outputs.of[n] = there ? made(to_float(features[n * params.frames + t]), shared[2 * n], shared[2 * n + 1]) : nothing;
+      }
+      if (params.n_mels % together == 0) {
+        *reinterpret_cast<Outputs*>(y + (long long)t * params.n_mels) = outputs;
+      } else {
+        for (int n = 0; n < together && m0 + n < params.n_mels; ++n) y[(long long)t * params.n_mels + n] = outputs.of[n];
+      }
+    }
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::block_threads) normalize(const __grid_constant__ Params params) {

@@ -55,6 +55,7 @@ inline void copy_async(void* shared, const void* global) {
 }
 inline void wait_for_copies() {}
 inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
+inline float log2_of_normal(float x) { return std::log2(x); }
 inline float half_to_float(unsigned short bits) { return std::bit_cast<_Float16>(bits); }
 inline unsigned short float_to_half(float value) { return std::bit_cast<unsigned short>(_Float16(value)); }
 inline float float_of_bits(unsigned bits) { return std::bit_cast<float>(bits); }
