@@ -117,16 +117,14 @@ class MFCC(Tables):
         self.top_db, self.dtype = TOP_DB, dtype
         self.MelSpectrogram = mel
         self.amplitude_to_DB = AmplitudeToDB("power", TOP_DB, scope=scope)
+        self._floor = Normalization("maximum", TOP_DB, scope)
         self.spec = replace(mel.spec, epilogue=Epilogue("ln", 1e-6, "add") if log_mels else Epilogue("db", AMIN))
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Coefficients (..., n_mfcc, frames) of a waveform (..., time); see the class for dtypes and errors."""
         mel, cosines = self.MelSpectrogram, table(self, "dct_mat")
         operands = waveform, mel.spectrogram.window, mel.mel_scale.fb, self.spec
-        if self.log_mels:
-            features = ops.features(*operands)
-        else:
-            features = ops.normalized_features(*operands, Normalization("maximum", TOP_DB, self.amplitude_to_DB.scope))
+        features = ops.features(*operands) if self.log_mels else ops.normalized_features(*operands, self._floor)
         rows = features.reshape(-1, *features.shape[-2:])
         transposed = cosines.mT.to(features.dtype)
         with torch.autocast(waveform.device.type, enabled=False):

@@ -58,6 +58,7 @@ _tables: dict[tuple, _Tables] = {}
 _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says when a graph is gone
 # By all that a call depends on: window and fb, their state, spec (which its id in the key keeps alive), and the prepared call.
 _calls: dict[tuple, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple, StftSpec, _Call]] = {}
+_normalized_calls: dict[tuple, _NormalizedCall] = {}
 _MAX_CALLS = 1024
 
 
@@ -124,6 +125,39 @@ class _Call(NamedTuple):
         if torch._C._cuda_isCurrentStreamCapturing():
             _captured[id(self.tables)] = self.tables
         self.kernel.launch(params, self.blocks, self.threads, torch._C._cuda_getCurrentRawStream(index))
+
+
+class _NormalizedCall(NamedTuple):
+    """The second launch of a call of :func:`normalized_features`, prepared up to the places of its tensors."""
+
+    first: tuple  # the key of the first launch
+    rule: Normalization  # this and spec live as long as the keys with their ids
+    spec: StftSpec
+    kernel: Kernel
+    blocks: int
+    params: bytes  # NormalizeParams
+    extremes: tuple[int, ...] | None  # shape of what the first launch leaves for it
+    out: tuple[tuple[int, ...], torch.dtype] | None  # of the result; None where it is in place
+
+    def run(self, call: _Call, waveform: Tensor, lengths: Tensor | None, affine: Tensor | None) -> Tensor:
+        extremes = None
+        if self.extremes is not None:
+            extremes = torch.empty(self.extremes, dtype=torch.float32, device=call.device)
+        found = call.run(waveform, lengths, affine, None, extremes)
+        out = found if self.out is None else torch.empty(self.out[0], dtype=self.out[1], device=call.device)
+        params = NormalizeParams.from_buffer_copy(self.params)
+        params.features, params.out = found.data_ptr(), out.data_ptr()
+        if extremes is not None:
+            params.extremes = extremes.data_ptr()
+        if lengths is not None:
+            params.lengths = lengths.data_ptr()
+        index = call.device.index
+        if torch._C._cuda_getDevice() == index:
+            self.kernel.launch_normalize(params, self.blocks, torch._C._cuda_getCurrentRawStream(index))
+        else:
+            with torch.cuda.device(index):
+                self.kernel.launch_normalize(params, self.blocks, torch._C._cuda_getCurrentRawStream(index))
+        return out
 
 
 def _state(window: Tensor, fb: Tensor) -> tuple[int, int, int, int]:
@@ -196,6 +230,23 @@ def features(
     return call.run(rows, lengths, affine)
 
 
+def recall_normalized(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: StftSpec,
+    rule: Normalization,
+    dtype: torch.dtype | None = None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+) -> Tensor | None:
+    """:func:`normalized_features` of arguments like those of an earlier call, or None if there was none."""
+    found = _normalized_calls.get((id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, False)))
+    if found is None or (call := _found(window, fb, found.first)) is None:
+        return None
+    return found.run(call, waveform, lengths, affine)
+
+
 def normalized_features(
     waveform: Tensor,
     window: Tensor,
@@ -216,24 +267,28 @@ def normalized_features(
         raise UnavailableError("the fused normalisation is in float32, and its gain is positive")
     if waveform.numel() == 0 or fb.shape[1] == 0:
         return _nothing(waveform, fb, spec, dtype)
-    shape = spec.output_shape(waveform.shape, fb.shape[1])
     first, early = _spec_before(spec, rule), late if by_maximum else torch.float32
-    rows, call = _prepared(waveform, window, fb, first, early, lengths, affine, by_maximum)
-    warps = call.tables.plan.threads // 32
-    extremes = torch.empty((len(rows), call.tiles if by_maximum else 0, warps, 2), dtype=torch.float32, device=rows.device)
-    found = call.run(rows, lengths, affine, None, extremes if by_maximum else None)
-    in_place = by_maximum or (late == early and not spec.epilogue.time_major)
-    out = found if in_place else torch.empty(shape, dtype=late, device=found.device)
+    operands = waveform, window, fb, first, early, lengths, affine, by_maximum
+    rows, call = _prepared(*operands)
+    shape = spec.output_shape(waveform.shape, fb.shape[1])
     n_mels, frames = shape[-2:][:: -1 if spec.epilogue.time_major else 1]
+    tiling = call.tiles, call.tables.plan.threads // 32, call.tables.plan.frames_per_tile
     with torch.cuda.device(rows.device):
         device = rows.device.index
-        kernel = _normalize_kernel(rule, spec, device, found.dtype, out.dtype, lengths is not None)
+        kernel = _normalize_kernel(rule, spec, device, early, late, lengths is not None)
         blocks = max(1, min(call.tiles, 4 * _device(device)[1] // len(rows))) if by_maximum else -(-n_mels // kernel.together)
-        pointers = (found.data_ptr(), out.data_ptr(), extremes.data_ptr(), 0 if lengths is None else lengths.data_ptr())
-        group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
-        tiling = call.tiles, warps, call.tables.plan.frames_per_tile
-        params = NormalizeParams(*pointers, rows.shape[1], frames, len(rows), group, n_mels, *tiling)
-        kernel.launch_normalize(params, blocks, torch._C._cuda_getCurrentRawStream(device))
+    group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
+    params = NormalizeParams(None, None, None, None, rows.shape[1], frames, len(rows), group, n_mels, *tiling)
+    in_place = by_maximum or (late == early and not spec.epilogue.time_major)
+    extremes = (len(rows), *tiling[:2], 2) if by_maximum else None
+    found = _NormalizedCall(
+        _key(*operands), rule, spec, kernel, blocks, bytes(params), extremes, None if in_place else (shape, late)
+    )
+    out = found.run(call, rows, lengths, affine)
+    if rows.data_ptr() == waveform.data_ptr():
+        if len(_normalized_calls) >= _MAX_CALLS:
+            _normalized_calls.clear()
+        _normalized_calls[(id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, False))] = found
     return out
 
 

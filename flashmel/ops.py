@@ -101,10 +101,14 @@ def normalized_features(
     Raises:
         TypeError, ValueError: see :func:`features`.
     """
-    check(waveform, window, fb, spec, affine)
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (waveform, window, fb, affine))
-    if _is_direct(waveform) and waveform.is_cuda and not recorded:
+    direct = _is_direct(waveform) and waveform.is_cuda
+    if direct and torch.is_grad_enabled():
+        direct = not any(t is not None and t.requires_grad for t in (waveform, window, fb, affine))
+    if direct:
         own = None if lengths is None else checked_lengths(lengths, waveform)
+        if (recalled := fused.recall_normalized(waveform, window, fb, spec, rule, dtype, own, affine)) is not None:
+            return recalled
+        check(waveform, window, fb, spec, affine)
         with contextlib.suppress(fused.UnavailableError):  # what follows says why
             return fused.normalized_features(waveform, window, fb, spec, rule, dtype, own, affine)
     found = features(waveform, window, fb, spec, None, lengths, affine)

@@ -342,8 +342,8 @@ def launch_backward(
     # blocks (n_fft 16384: 253 µs, 282 by the teams).
     shortest = min(emitted, slots - overlap - (segments - 1) * emitted) - 1  # in whole hops
     alone = padded >= sum(sides) and (segments == 1 or shortest * hop >= max(sides))
-    few = spec.margin == spec.right_margin <= 4 * plan.threads
-    fold = folds and spec.pad_mode == "reflect" and alone and few and not ragged
+    few = max(spec.margin, right) <= 4 * plan.threads
+    fold = folds and spec.pad_mode in ("reflect", "symmetric") and alone and few and not ragged
     return BackwardLaunch(
         blocks,
         teams * plan.threads,

@@ -102,7 +102,8 @@ def test_random_sizes():
     compile_together(module for _, module in modules)
     for kwargs, module in modules:
         x = noise(2, 2 * module.n_fft + rng.randint(0, 3000), seed=seed).cuda()
-        error = peak_error(module(x), plain(module, x))
+        # On a CPU: cuFFT transforms two frames of odd length at once, and one that is all zeros is then no more quite that.
+        error = peak_error(module(x).cpu(), plain(module, x.cpu()))
         assert error < 3e-6, f"seed {seed}: {kwargs} on {tuple(x.shape)}"
 
 

@@ -148,7 +148,7 @@ class NormalizeSpecialisation:
     @property
     def together(self) -> int:
         """Features of which a block takes mean and variance: several, to write them side by side."""
-        return 4 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 1
+        return 2 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 1
 
     def __str__(self) -> str:
         return f"normalize kernel for {self.arch.name}, {self.input_type} and {self.output_type}: {self.rule.kind}"
@@ -192,7 +192,8 @@ def _rows(spec: StftSpec, ragged: bool) -> dict[str, int]:
 def _struct(input_type: str, output_type: str, values: dict[str, int], numbers: dict[str, float], choices: dict[str, str]) -> str:
     lines = ["#pragma once", "struct Config {"]
     lines += [f"  using Input = {_TYPES[input_type]};", f"  using Output = {_TYPES[output_type]};"]
-    lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
+    for name, value in values.items():
+        lines.append(f"  static constexpr {'int' if abs(value) < 2**31 else 'long long'} {name} = {value};")
     lines += [f"  static constexpr float {name} = {float(np.float32(value)).hex()}f;" for name, value in numbers.items()]
     lines += [f"  static constexpr {value.partition('::')[0]} {name} = {value};" for name, value in choices.items()]
     return "\n".join([*lines, "};", ""])

@@ -83,25 +83,30 @@ __device__ inline void fold_row(const Params& params, long long row) {
   }
 }
 
-// The same for those ends that lie in the segment which the team has just finished; for reflection alone, which mirrors n steps
-// before an end to n steps behind it, and for margins that are equal.
+// The same for those ends that lie in the segment which the team has just finished; for reflection and symmetry alone, which mirror n
+// steps before an end to n steps behind it, or n + 1.
 template <class Config>
 __device__ inline void fold_ends(const Params& params, const Tile& tile) {
-  if constexpr (Edges<Config>::fold && Config::pad_mode == PadMode::reflect) {
+  if constexpr (Edges<Config>::fold && (Config::pad_mode == PadMode::reflect || Config::pad_mode == PadMode::symmetric)) {
     using Input = typename Config::Input;
+    constexpr int left = Config::margin, right = Config::right_margin, skipped = Config::pad_mode == PadMode::reflect ? 0 : 1;
     const int length = int(params.edge_length);
     const float* const edges = params.edges + tile.row(params) * params.edge_length;
     Input* const gradient = static_cast<Input*>(params.gradient) + tile.row(params) * params.n_samples;
     const bool first = tile.number(params) == 0, last = tile.number(params) + 1 == params.segments;
 #pragma unroll 1
-    for (int n = Place<Config>().thread; n <= Config::margin; n += Config::threads) {
+    for (int n = Place<Config>().thread; n <= (left > right ? left : right); n += Config::threads) {
       const long long i = n - (long long)Config::pad;  // so far into the waveform, from either end
       if (i < 0 || i >= params.n_samples) continue;
-      const int inside = Config::margin + n, outside = Config::margin - n;
-      if (first) gradient[i] = from_float<Input>(edges[inside] + (n > 0 ? edges[outside] : 0.0f));
-      if (last) {
-        const float mirrored = n > 0 ? edges[length - 1 - outside] : 0.0f;
-        gradient[params.n_samples - 1 - i] = from_float<Input>(edges[length - 1 - inside] + mirrored);
+      // Sample n from an end takes in what lies `mirrored` positions outside of it.
+      const int mirrored = n + skipped;
+      if (first && n <= left) {
+        const float folded = mirrored > 0 && mirrored <= left ? edges[left - mirrored] : 0.0f;
+        gradient[i] = from_float<Input>(edges[left + n] + folded);
+      }
+      if (last && n <= right) {
+        const float folded = mirrored > 0 && mirrored <= right ? edges[length - 1 - right + mirrored] : 0.0f;
+        gradient[params.n_samples - 1 - i] = from_float<Input>(edges[length - 1 - right - n] + folded);
       }
     }
   }

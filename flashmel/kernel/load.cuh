@@ -97,13 +97,14 @@ template <class Config, bool edge>
 __device__ inline void load(const Params& params, const Tile& tile, typename Config::Input* samples) {
   using Input = typename Config::Input;
   if constexpr (!edge && !InnerCopy<Config>::possible) return;
-  const long long i0 = tile.first_frame(params) * Config::hop_length - Config::margin - Config::pad;
+  const auto begin = [&] { return tile.first_frame(params) * Config::hop_length - Config::margin - Config::pad; };
   bool inner = InnerCopy<Config>::possible && tile.is_inner(params) && params.aligned;
   if constexpr (Config::ragged) {
-    inner = inner && tile.exists(params) && i0 + Stage<Config>::span <= row_samples<Config>(params, tile.row(params));
+    inner = inner && tile.exists(params) && begin() + Stage<Config>::span <= row_samples<Config>(params, tile.row(params));
   }
   if (inner == edge || !tile.exists(params)) return;
   const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
+  const long long i0 = begin();
   const int thread = Place<Config>().thread;
   if constexpr (!edge) {
     InnerCopy<Config>::run(x + i0, samples, thread);

@@ -62,10 +62,10 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
   const int stored = stores ? int(min(params.frames - t, (long long)P::frames)) : 0;
   const bool all_stored = stored > (left - 1) * P::groups;
   // From a frame, and from a filter, to the next.
-  const int frame_stride = Config::time_major ? params.n_mels : 1;
-  const long long filter_stride = Config::time_major ? 1 : params.frames;
+  const auto frame_stride = [&] { return Config::time_major ? params.n_mels : 1; };
+  const auto filter_stride = [&] { return Config::time_major ? 1ll : params.frames; };
   Output* const mel =
-      static_cast<Output*>(params.mel) + (long long)tile.row(params) * params.n_mels * params.frames + t * frame_stride;
+      static_cast<Output*>(params.mel) + (long long)tile.row(params) * params.n_mels * params.frames + t * frame_stride();
   int valid = stored;  // of these, those that do not hold the pad value
   if constexpr (Config::has_padding) {
     valid = int(max(0ll, min(row_frames<Config>(params, tile.row(params)) - t, (long long)P::frames)));
@@ -99,7 +99,7 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     } while (rounds > 0);
     add_slices<P::frames_per_lane, P::groups, P::lanes>(sum, lane);
     if (filter.w >= params.n_mels) continue;
-    Output* const to = mel + filter.w * filter_stride;
+    Output* const to = mel + filter.w * filter_stride();
     float gain = 1.0f, bias = 0.0f;
     if constexpr (Config::affine) gain = params.affine[filter.w], bias = params.affine[params.n_mels + filter.w];
 #pragma unroll
@@ -113,11 +113,11 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     }
     if (all_stored) {
 #pragma unroll
-      for (int v = 0; v < left; ++v) to[v * P::groups * frame_stride] = from_float<Output>(sum[v]);
+      for (int v = 0; v < left; ++v) to[v * P::groups * frame_stride()] = from_float<Output>(sum[v]);
     } else {
 #pragma unroll
       for (int v = 0; v < left; ++v) {
-        if (v * P::groups < stored) to[v * P::groups * frame_stride] = from_float<Output>(sum[v]);
+        if (v * P::groups < stored) to[v * P::groups * frame_stride()] = from_float<Output>(sum[v]);
       }
     }
   }
