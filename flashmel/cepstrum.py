@@ -139,6 +139,11 @@ class MFCC(Tables):
                 out = torch.stack([transposed @ row for row in rows])
         return out.reshape(*features.shape[:-2], *out.shape[-2:]).to(self.dtype or features.dtype)
 
+    def warmup(self, dtype: torch.dtype = torch.float32, *, gradient: bool = False) -> None:
+        """Make ready all that calls need, see :meth:`flashmel.MelSpectrogram.warmup`."""
+        shortest = self.spec.n_fft + 2 * abs(self.spec.pad) + 1
+        ops.rehearse(self, shortest, dtype, self.MelSpectrogram.spectrogram.window.device, gradient)
+
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in ("sample_rate", "n_mfcc", "dct_type", "norm", "log_mels", "dtype")}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from . import __version__
 from .jit.cache import whole_file
-from .jit.source import INPUT_TYPES, Specialisation
+from .jit.source import INPUT_TYPES, NormalizeSpecialisation, Specialisation
 from .plan import ARCHITECTURES, Architecture, UnsupportedError, make_plan
 from .spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES, MelBankSpec, StftSpec
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .transform import MelSpectrogram
 
 T = TypeVar("T")
+_Kernel: TypeAlias = Specialisation | NormalizeSpecialisation
 FORMATS = ("npy", "pt", "safetensors", "png")
 WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
 # What says which transform: a front-end says it all.
@@ -181,17 +182,22 @@ def _check_frontend(args: argparse.Namespace) -> None:
         rate = recipe(args.frontend, **dict(args.option)).sample_rate
     except (TypeError, ValueError) as error:
         raise _Failure(f"--frontend {args.frontend}: {error}") from error
-    given = [name for name, default in args.defaults.items() if getattr(args, name) != default]
-    if args.db or args.format == "png" or given:
-        what = "--db" if args.db else "--format png" if args.format == "png" else f"--{given[0].replace('_', '-')}"
-        raise _Failure(
-            f"{what} does not go with --frontend, which says all that is computed; its own options are set with --option"
-        )
+    _refuse_transform(args, *(["db"] if args.db else []), *(["format png"] if args.format == "png" else []))
     if args.resample not in (None, rate):
         raise _Failure(
             f"--resample {args.resample}: front-end {args.frontend} takes audio at {rate} Hz, to which files are resampled"
         )
     args.resample = rate
+
+
+def _refuse_transform(args: argparse.Namespace, *others: str) -> None:
+    """Refuse arguments that say which transform, and others that do not go with --frontend."""
+    given = [*others, *(name for name, default in args.defaults.items() if getattr(args, name) != default)]
+    if given:
+        raise _Failure(
+            f"--{given[0].replace('_', '-')} does not go with --frontend, which says all that is computed; "
+            "its own options are set with --option"
+        )
 
 
 def _frontend(args: argparse.Namespace) -> FrontEnd:
@@ -629,8 +635,36 @@ def _doctor(args: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------- flashmel warm, flashmel cache
 
 
-def _configurations(args: argparse.Namespace) -> list[tuple[MelSpectrogram, torch.dtype, bool]]:
-    """(transform, dtype of its waveforms, whether their gradient is wanted): of the arguments, or one for each of --config."""
+class _Configuration(NamedTuple):
+    """What kernels are wanted for."""
+
+    module: MelSpectrogram | FrontEnd
+    samples: torch.dtype  # of its waveforms
+    gradient: bool  # whether their gradient is wanted
+
+    def kernels(self, arch: Architecture) -> list[_Kernel]:
+        """
+        Raises:
+            UnsupportedError: one cannot be; the message says why.
+        """
+        import torch
+
+        from . import frontends, fused
+
+        module, samples, gradient = self
+        if isinstance(module, frontends.FrontEnd):
+            return frontends.specialisations(module, arch, samples, gradient=gradient)
+        tables, output = (module.spectrogram.window, module.mel_scale.fb), module.dtype or torch.float32
+        return fused.specialisations(*tables, module.spec, arch, samples, output, gradient=gradient)
+
+
+def _configurations(args: argparse.Namespace) -> list[_Configuration]:
+    """Of the arguments, of each of --frontend, or of each of --config."""
+    if args.frontend:
+        entries = ((name, partial(_of_entry, entry)) for name, entry in _frontend_entries(args).items())
+        return [_configuration(f"--frontend {name}: ", make, args.input_dtype, args.gradient) for name, make in entries]
+    if args.option:
+        raise _Failure("--option is of a front-end: name one with --frontend")
     if args.config is None:
         return [_configuration("", lambda: _transform(args, args.resample or 16000), args.input_dtype, args.gradient)]
     found = []
@@ -642,9 +676,17 @@ def _configurations(args: argparse.Namespace) -> list[tuple[MelSpectrogram, torc
     return found
 
 
-def _configuration(
-    where: str, make: Callable[[], MelSpectrogram], samples: str, gradient: bool
-) -> tuple[MelSpectrogram, torch.dtype, bool]:
+def _frontend_entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What a file of --config would have for each of --frontend, by name."""
+    if args.config is not None:
+        raise _Failure('--config does not go with --frontend: name front-ends in the file, as {"frontend": "whisper"}')
+    if args.resample is not None:
+        raise _Failure("--resample does not go with --frontend: a front-end has its sample rate")
+    _refuse_transform(args)
+    return {name: {"frontend": name, "dtype": args.dtype, **dict(args.option)} for name in args.frontend}
+
+
+def _configuration(where: str, make: Callable[[], MelSpectrogram | FrontEnd], samples: str, gradient: bool) -> _Configuration:
     """One of them, or a failure that says where it stands."""
     import torch
 
@@ -655,20 +697,23 @@ def _configuration(
     if gradient and samples == "int16":
         raise _Failure(f"{where}gradient: waveforms of int16 have none")
     try:
-        return make(), getattr(torch, samples), bool(gradient)
+        return _Configuration(make(), getattr(torch, samples), bool(gradient))
     except (ValueError, TypeError) as error:
         raise _Failure(f"{where}{error}") from error
 
 
-def _of_entry(options: dict[str, Any]) -> MelSpectrogram:
-    """The transform with a JSON file's arguments."""
+def _of_entry(options: dict[str, Any]) -> MelSpectrogram | FrontEnd:
+    """The transform with a JSON file's arguments, or the front-end that it names, with its options."""
     import torch
 
+    from .frontends import frontend
     from .transform import MelSpectrogram
 
     if isinstance(name := options.get("dtype"), str):
         options = options | {"dtype": getattr(torch, name, name)}
-    return MelSpectrogram(**options)
+    if "frontend" not in options:
+        return MelSpectrogram(**options)
+    return frontend(options["frontend"], **{name: value for name, value in options.items() if name != "frontend"})
 
 
 def _config_file(path: Path) -> list[dict[str, Any]]:
@@ -682,26 +727,22 @@ def _config_file(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _compiled(args: argparse.Namespace) -> dict[str, tuple[Specialisation, bytes]]:
+def _compiled(args: argparse.Namespace) -> dict[str, tuple[_Kernel, bytes]]:
     """The kernels of the arguments by identity, from the cache or compiled into it, on all cores."""
-    import torch
-
-    from . import fused
     from .jit import compiler, driver
     from .jit.source import sources
     from .jit.toolchain import ToolchainError
 
-    wanted: dict[str, Specialisation] = {}
-    for mel, samples, gradient in _configurations(args):
-        tables, output = (mel.spectrogram.window, mel.mel_scale.fb), mel.dtype or torch.float32
+    wanted: dict[str, _Kernel] = {}
+    for configuration in _configurations(args):
         for arch in args.arch:
             try:
-                found = fused.specialisations(*tables, mel.spec, arch, samples, output, gradient)
+                found = configuration.kernels(arch)
             except UnsupportedError as error:
                 raise _Failure(f"{arch.name}: {error}", status=1) from error
             wanted |= {compiler.identity(sources(s), arch.name): s for s in found}
 
-    def compile_one(item: tuple[str, Specialisation]) -> tuple[str, Specialisation, bytes]:
+    def compile_one(item: tuple[str, _Kernel]) -> tuple[str, _Kernel, bytes]:
         identity, s = item
         try:
             return identity, s, driver.cubin(s)
@@ -809,6 +850,11 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--mel-scale", choices=MEL_SCALES, default="htk", help="default: htk")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="default: float32")
 
+    transform.set_defaults(defaults={name: transform.get_default(name) for name in TRANSFORM})
+    transform.add_argument(
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the front-end; may be repeated"
+    )
+
     mel = commands.add_parser(
         "mel",
         help="mel spectrograms of audio files",
@@ -818,11 +864,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         parents=[device, transform],
     )
-    mel.set_defaults(run=_mel, defaults={name: mel.get_default(name) for name in TRANSFORM})
+    mel.set_defaults(run=_mel)
     mel.add_argument("--frontend", metavar="NAME", help="features of a model instead of a mel spectrogram, see flashmel frontends")
-    mel.add_argument(
-        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the front-end; may be repeated"
-    )
     mel.add_argument("audio", nargs="+", metavar="AUDIO", help="audio file")
     mel.add_argument("-o", "--output", required=True, metavar="OUT", help="output file, or folder (see below)")
     mel.add_argument("--format", choices=FORMATS, help="of the outputs in a folder (default: npy)")
@@ -852,18 +895,24 @@ def _parser() -> argparse.ArgumentParser:
     ahead.add_argument("--input-dtype", choices=INPUT_TYPES, default="float32", help="of the waveforms (default: float32)")
     ahead.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
     ahead.add_argument(
+        "--frontend",
+        nargs="+",
+        metavar="NAME",
+        help="instead of a transform, all kernels of these front-ends, with and without lengths; see flashmel frontends",
+    )
+    ahead.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="instead of one transform, those of a JSON file: a list of objects with arguments of flashmel.MelSpectrogram, and "
-        "input_dtype and gradient",
+        help="instead of one transform, those of a JSON file: a list of objects with arguments of flashmel.MelSpectrogram, or "
+        "with frontend and its options, and input_dtype and gradient",
     )
     ahead.set_defaults(db=False)
 
     warm = commands.add_parser(
         "warm",
-        help="compile a transform's kernels into the cache, also without a GPU",
-        description="Compile what calls of a transform need, for GPUs that need not be here, as in the build of a container.",
+        help="compile a transform's or front-end's kernels into the cache, also without a GPU",
+        description="Compile what a transform or front-ends need, for GPUs that need not be here, as in a container's build.",
         allow_abbrev=False,
         parents=[ahead],
     )

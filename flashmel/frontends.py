@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from . import fused, ops
 from .buffers import Tables, table
+from .jit.source import NormalizeSpecialisation, Specialisation
+from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Recipe
 from .stream import Stream
 
@@ -74,6 +76,33 @@ def frontend(name: str, *, dtype: torch.dtype | None = None, **chosen: Any) -> F
         torch.Size([128, 100])
     """
     return FrontEnd(recipe(name, **chosen), name, dtype)
+
+
+def specialisations(
+    module: FrontEnd, arch: Architecture, samples: torch.dtype = torch.float32, *, gradient: bool = False
+) -> list[Specialisation | NormalizeSpecialisation]:
+    """The kernels that a front-end's calls with and without lengths compile, see :func:`flashmel.fused.specialisations`.
+
+    Raises:
+        UnsupportedError: a kernel cannot be; the message says why.
+    """
+    tables, output, rule = (module.window, module.fb), module.dtype or torch.float32, module.recipe.normalization
+    # Rows of one length are cut or filled up to it before the launch.
+    return [
+        kernel
+        for ragged in ((False,) if module.recipe.n_samples is not None else (False, True))
+        for kernel in fused.specialisations(
+            *tables,
+            module.spec,
+            arch,
+            samples,
+            output,
+            rule=rule,
+            gradient=gradient,
+            ragged=ragged,
+            affine="affine" in module._buffers,
+        )
+    ]
 
 
 def _known(name: str) -> Any:
@@ -160,6 +189,25 @@ class FrontEnd(Tables):
             features = ops.normalized_features(waveform, *tables, self.spec, rule, self.dtype, lengths, affine)
         features = self._finished(features, waveform.shape[-1] if lengths is None else lengths)
         return features if own is None else (features, self.output_lengths(own))
+
+    def warmup(self, dtype: torch.dtype = torch.float32, *, gradient: bool = False, lengths: bool = False) -> None:
+        """Make ready all that calls on the module's device need, see :meth:`flashmel.MelSpectrogram.warmup`.
+
+        Args:
+            dtype: of the waveforms to come.
+            gradient: whether their gradient will be wanted.
+            lengths: whether there will be calls with lengths too.
+
+        Example:
+            >>> from flashmel import frontends
+            >>> frontends.frontend("whisper-large-v3").warmup(lengths=True)
+        """
+        frames = self.recipe.stack + self.spec.epilogue.masked_frames  # so that one is left
+        n_samples = max(1, self.spec.minimum_length - 2 * self.spec.pad) + frames * self.hop_length
+        ops.rehearse(self, n_samples, dtype, self.window.device, gradient)
+        if lengths:
+            full = torch.full((1,), n_samples, device=self.window.device)
+            ops.rehearse(lambda waveform: self(waveform, full)[0], n_samples, dtype, self.window.device, gradient)
 
     def stream(self, batch: int | tuple[int, ...] | None = None) -> Stream:
         """The same features of audio that arrives in chunks, see :class:`flashmel.stream.Stream`.

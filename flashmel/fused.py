@@ -263,11 +263,11 @@ def normalized_features(
         UnavailableError, RuntimeError: see :func:`features`.
     """
     by_maximum, late = rule.kind == "maximum", dtype or torch.float32
-    if late == torch.float64 or (by_maximum and not (rule.gain > 0 and affine is None)):
+    if late == torch.float64 or not _normalizes(rule, affine is not None):
         raise UnavailableError("the fused normalisation is in float32, and its gain is positive")
     if waveform.numel() == 0 or fb.shape[1] == 0:
         return _nothing(waveform, fb, spec, dtype)
-    first, early = _spec_before(spec, rule), late if by_maximum else torch.float32
+    first, early = _spec_before(spec, rule), _dtype_between(rule, late)
     operands = waveform, window, fb, first, early, lengths, affine, by_maximum
     rows, call = _prepared(*operands)
     shape = spec.output_shape(waveform.shape, fb.shape[1])
@@ -295,6 +295,16 @@ def normalized_features(
 def _nothing(waveform: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
     shape = spec.output_shape(waveform.shape, fb.shape[1])
     return torch.empty(shape, dtype=dtype or torch.float32, device=waveform.device)
+
+
+def _normalizes(rule: Normalization, affine: bool) -> bool:
+    """Whether there is a kernel for a rule: a floor has to commute with all that follows it in the first launch."""
+    return rule.kind != "maximum" or (rule.gain > 0 and not affine)
+
+
+def _dtype_between(rule: Normalization, output: torch.dtype) -> torch.dtype:
+    """Of what the first of two launches makes."""
+    return output if rule.kind == "maximum" else torch.float32
 
 
 @lru_cache(maxsize=256)
@@ -510,25 +520,46 @@ def specialisations(
     arch: Architecture,
     samples: torch.dtype = torch.float32,
     output: torch.dtype = torch.float32,
+    *,
+    rule: Normalization | None = None,
     gradient: bool = False,
     ragged: bool = False,
     affine: bool = False,
-) -> list[Specialisation]:
-    """The kernels that calls with these tables compile on an architecture: the transform's, and its gradient's. Needs no GPU.
+) -> list[Specialisation | NormalizeSpecialisation]:
+    """The kernels that calls with these tables compile on an architecture. Needs no GPU.
+
+    Args:
+        samples: dtype of the waveforms.
+        output: of the features.
+        rule: by which they are normalised over time: by two launches; or, recorded or compiled, in plain torch after one.
+        gradient: whether the waveform's is wanted too.
+        ragged: whether rows have lengths.
+        affine: whether there is one.
 
     Raises:
         UnsupportedError: a kernel cannot be; the message says why.
     """
     window_values, fb_values = _values(spec, window, fb)
-    plan = make_plan(spec, arch, samples.itemsize, environment.frames_per_tile())
-    filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
-    names = _name(samples), _name(output)
-    found = [Specialisation(spec, plan, arch, *names, _fits(plan, filters), ragged, affine)]
+
+    def forward(spec: StftSpec, output: torch.dtype, extremes: bool = False) -> Specialisation:
+        plan = make_plan(spec, arch, samples.itemsize, environment.frames_per_tile())
+        filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
+        return Specialisation(spec, plan, arch, _name(samples), _name(output), _fits(plan, filters), ragged, affine, extremes)
+
+    found: list[Specialisation | NormalizeSpecialisation] = []
+    if rule is not None and _normalizes(rule, affine):
+        between = _dtype_between(rule, output)
+        found.append(forward(_spec_before(spec, rule), between, rule.kind == "maximum"))
+        found.append(NormalizeSpecialisation(rule, spec, arch, _name(between), _name(output), ragged))
+    late = output if rule is None else torch.float32  # plain torch normalises before it rounds
+    found.append(forward(spec, late))
     if gradient:
-        back = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(fb_values), samples.itemsize)
-        fits = _fits(back, bin_table(fb_values, back, spec.power))
-        found.append(Specialisation(spec, back, arch, *names, fits, ragged, affine))
-    return found
+        if spec.epilogue.log is not None:
+            found.append(forward(spec, torch.float32))  # made again where they were rounded: a logarithm's derivative needs them
+        plan = make_backward_plan(spec, arch, fb.shape[1], entries_per_bin(fb_values), samples.itemsize)
+        fits = _fits(plan, bin_table(fb_values, plan, spec.power))
+        found.append(Specialisation(spec, plan, arch, _name(samples), _name(late), fits, ragged, affine))
+    return list(dict.fromkeys(found))
 
 
 def _fits(plan: LaunchPlan, filters: Tensor | np.ndarray) -> bool:

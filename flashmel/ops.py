@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -115,6 +116,16 @@ def normalized_features(
     valid = spec.valid_frames(waveform.shape[-1] if lengths is None else lengths.to(found.device))
     found = normalize(found, rule, valid, time_major=spec.epilogue.time_major)
     return found if dtype is None else found.to(dtype)
+
+
+def rehearse(call: Callable[[Tensor], Tensor], n_samples: int, dtype: torch.dtype, device: torch.device, gradient: bool) -> None:
+    """Call with silence, and call recording its gradient if so asked, so that no later call has anything to make ready."""
+    waveform = torch.zeros((1, n_samples), dtype=dtype, device=device, requires_grad=gradient)
+    with torch.no_grad():
+        call(waveform)
+    if gradient:
+        with torch.enable_grad():
+            torch.autograd.grad(call(waveform).sum(), waveform)
 
 
 def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:

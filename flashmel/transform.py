@@ -176,13 +176,8 @@ class MelSpectrogram(nn.Module):
             >>> from flashmel import MelSpectrogram
             >>> MelSpectrogram(n_fft=512, n_mels=40).warmup()
         """
-        window = self.spectrogram.window
         shortest = self.spec.n_fft + 2 * abs(self.spec.pad) + 1
-        waveform = torch.zeros((1, shortest), dtype=dtype, device=window.device, requires_grad=gradient)
-        with torch.set_grad_enabled(gradient):
-            mel = self(waveform)
-        if gradient:
-            torch.autograd.grad(mel.sum(), waveform)
+        ops.rehearse(self, shortest, dtype, self.spectrogram.window.device, gradient)
 
     def to_torch(self) -> nn.Module:
         """The same transform in standard operators and real arithmetic alone, for ``torch.onnx.export`` and the like.

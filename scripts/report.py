@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Rewrite the benchmark tables of README.md from benchmarks/*.json; with --check, only say whether they are up to date.
 
+The files are those of bench.py, bench_frontends.py (frontends-*.json), parity.py (parity-*.json) and cold_start.py
+(cold-start-*.json). What has no file has no table.
+
 The tables lie between ``<!-- benchmarks:begin -->`` and ``<!-- benchmarks:end -->``. Nothing in them is typed by hand, and the
 same JSON files always give the same text. Exit status: 0, or 1 if --check finds another text, or 2 without the markers.
 """
@@ -188,7 +191,7 @@ def _sizes(entries: Sequence[Figures]) -> list[str]:
         row = [str(entry["n_fft"]), *map(_us, times), _ratio(times[1], times[0]), _us(entry.get("floor_us"))]
         rows.append([*row, _error(own.get("peak_error")), _error(ta.get("peak_error"))])
     summary = "32 × 160000 samples at many sizes (hops of n_fft / 4, 128 filters)"
-    return [f"<details><summary>{summary}</summary>", "", _markdown(header, rows), "", "</details>"]
+    return _folded(summary, _markdown(header, rows))
 
 
 def cpu_section(record: Figures) -> str:
@@ -205,12 +208,100 @@ def cpu_section(record: Figures) -> str:
     return "\n".join([*_heading(record, machine["cpu"], details), _markdown(header, rows), "", note, *_notes(record)])
 
 
+def frontends_section(record: Figures) -> str:
+    """The cases asked for by name, and every front-end folded away."""
+    header = ["front-end", "forward µs", "plain µs", "ratio", "forward + backward µs", "plain µs", "ratio", "call to result µs"]
+    named: list[Sequence[str]] = []
+    every: list[Sequence[str]] = []
+    for entry in record["cases"]:
+        row = [entry["label"]]
+        for what in ("gpu_us", "step_us"):
+            own, plain = entry[what], entry[f"plain_{what}"]
+            row += [_us(own), _us(plain), f"{own / plain:.2f}×"]
+        (every if entry["label"] == entry["name"] else named).append([*row, _us(entry.get("call_to_result_us"))])
+    note = (
+        "GPU time of one call by replay of a CUDA graph. Plain: the mel spectrogram alone, of the same window, filters, hop and "
+        "power. Call to result: wall time of an eager call, until the GPU is done."
+    )
+    lines = [f"**Front-ends on {record['gpu']}**, flashmel {record['flashmel']}, torch {record['torch']}", ""]
+    lines += [_markdown(header, named), ""] if named else []
+    lines += [note]
+    lines += ["", *_folded(f"Each of {len(every)}, 32 × 10 s", _markdown(header, every))] if every else []
+    return "\n".join(lines)
+
+
+def parity_section(records: Sequence[Figures]) -> str:
+    """One table of all records: the same audio's on a CPU and a GPU side by side."""
+    records = sorted(records, key=lambda r: (r["audio"] != "synthetic", r["audio"], r["machine"].get("gpu", "")))
+    header = ["front-end", "reference"]
+    for record in records:
+        where = f"{record['machine'].get('gpu', 'CPU')}, {record['audio']}"
+        header += [f"{where}: from reference", "from float64"]
+    cases = {case: entry for record in reversed(records) for case, entry in record["cases"].items()}
+    ordered = dict.fromkeys(case for record in records for case in record["cases"])
+    rows = [
+        [case, cases[case]["reference"], *(_both(r["cases"].get(case, {}).get(of)) for r in records for of in ("ref", "f64"))]
+        for case in ordered
+    ]
+    note = (
+        "Mean / largest absolute difference over the valid frames of three rows in one batch: from what the reference makes of "
+        "each alone, and from the front-end in float64."
+    )
+    return "\n".join(_folded("Front-ends against their references and float64", f"{_markdown(header, rows)}\n\n{note}"))
+
+
+def _both(difference: Figures | None) -> str:
+    return "–" if difference is None else f"{_error(difference['mean'])} / {_error(difference['max'])}"
+
+
+def _folded(summary: str, text: str) -> list[str]:
+    return [f"<details><summary>{summary}</summary>", "", text, "", "</details>"]
+
+
+# Of a process with each way to its kernels: figures of cold_start.py, with and without a GPU.
+COLD = {
+    "first_call_ms": "first call, 400/160",
+    "first_gradient_ms": "its first gradient",
+    "second_first_call_ms": "first call, 1024/256",
+    "second_first_gradient_ms": "its first gradient",
+    "cubin_ms": "kernel in hand, 400/160",
+    "backward_cubin_ms": "its gradient's",
+    "second_cubin_ms": "kernel in hand, 1024/256",
+    "second_backward_cubin_ms": "its gradient's",
+}
+WAYS = {"compile": "compiled", "cached": "from the cache", "bundle": "from a bundle"}
+
+
+def cold_start_section(record: Figures) -> str:
+    rows = []
+    for part in ("gpu", "without_gpu"):
+        medians = {way: found["median"] for way, found in record.get(part, {}).get("ways", {}).items()}
+        for name, label in COLD.items():
+            if any(name in found for found in medians.values()):
+                rows.append([label, *(_us(medians.get(way, {}).get(name)) for way in WAYS)])
+    machine, large = record["machine"], record["large_bundle"]
+    note = (
+        f"Medians of new processes, without their imports. A bundle of {large['configurations']} configurations for "
+        f"{len(large['cubin_bytes'])} architectures has {large['kernels']} kernels, {large['bytes'] / 2**20:.1f} MiB (zipped "
+        f"{large['zip_bytes'] / 2**20:.1f}), compiled in {large['seconds']:.0f} s."
+    )
+    heading = _heading(record, f"Cold start on {machine.get('gpu') or machine['cpu']}", [f"{machine['cores']} cores"])
+    return "\n".join([*heading, _markdown(["ms", *WAYS.values()], rows), "", note])
+
+
 def report(folder: Path) -> str:
     """The text between the markers: GPUs first, each kind by file name."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    records = [record for record in records if record.get("schema") == 1 and "cases" in record]  # a sweep is no benchmark
+    files = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+    def named(prefix: str) -> list[Figures]:
+        return [record for name, record in files.items() if name.startswith(f"{prefix}-")]
+
+    records = [r for r in files.values() if r.get("schema") == 1 and "cases" in r]  # a sweep is no benchmark
     sections = [gpu_section(r) for r in records if r["device"] == "cuda"]
     sections += [cpu_section(r) for r in records if r["device"] == "cpu"]
+    sections += [frontends_section(r) for r in named("frontends")]
+    sections += [parity_section(found)] if (found := named("parity")) else []
+    sections += [cold_start_section(r) for r in named("cold-start")]
     return "\n\n".join(sections) or "No benchmark has been recorded yet: run `python scripts/bench.py`."
 
 

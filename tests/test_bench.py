@@ -119,6 +119,71 @@ def test_gpu_record_is_printed_and_reported(tmp_path, capsys):
     assert {len({line.count("|") for line in block.splitlines()}) for block in text.split("\n\n") if block[0] == "|"} == {1}
 
 
+def test_front_ends_are_reported(tmp_path):
+    report = _load("report")
+    times = {"gpu_us": 33.0, "plain_gpu_us": 30.0, "step_us": 250.0, "plain_step_us": 200.0}
+    entry = {"label": "nemo", "name": "nemo", "batch": 32, "samples": 160000, "n_features": 80} | times
+    long = entry | {"label": "nemo, 1 x 300 s", "call_to_result_us": 77.7}
+    record = {"gpu": "NVIDIA H200", "torch": "2", "cuda": "13.0", "flashmel": "0.2.0", "cases": [entry, long]}
+    path = tmp_path / "frontends-nvidia-h200.json"
+    path.write_text(json.dumps(record))
+    text = report.report(tmp_path)
+    named, every = text.split("<details>")
+    assert text.startswith("**Front-ends on NVIDIA H200**, flashmel 0.2.0, torch 2\n")
+    assert "| nemo, 1 x 300 s | 33.0 | 30.0 | 1.10× | 250 | 200 | 1.25× | 77.7 |" in named
+    assert "<summary>Each of 1, 32 × 10 s</summary>\n\n| front-end |" in every
+    assert "| nemo | 33.0 | 30.0 | 1.10× | 250 | 200 | 1.25× |\n" in every and "call to result" not in every
+    path.write_text(json.dumps(record | {"cases": [entry]}))
+    assert "call to result" not in report.report(tmp_path) and "| nemo | 33.0 |" in report.report(tmp_path)
+
+
+def test_parity_is_reported(tmp_path):
+    """A CPU's and a GPU's side by side, with what only one of them has."""
+    report = _load("report")
+
+    def entry(scale, **more):
+        errors = {"mean": scale, "max": 100 * scale}
+        return {"front-end": "whisper", "options": {}, "reference": "librosa", "f64": errors, "ref": errors} | more
+
+    def write(name, machine, audio, **cases):
+        record = {"machine": {"cpu": "c"} | machine, "audio": audio, "cases": cases}
+        (tmp_path / f"parity-{name}.json").write_text(json.dumps(record))
+
+    write("cpu-jfk", {}, "jfk.flac", whisper=entry(3e-7))
+    write("cuda", {"gpu": "NVIDIA H200"}, "synthetic", whisper=entry(2e-7), ast=entry(4e-7))
+    without = {k: v for k, v in entry(5e-7, reason="No module").items() if k != "ref"}
+    write("cpu", {}, "synthetic", whisper=entry(1e-7), nemo=without)
+    lines = report.report(tmp_path).splitlines()
+    assert lines[0] == "<details><summary>Front-ends against their references and float64</summary>"
+    columns = [f"{where}: from reference | from float64" for where in ("CPU, synthetic", "NVIDIA H200, synthetic", "CPU, jfk.flac")]
+    assert f"| front-end | reference | {' | '.join(columns)} |" in lines
+    cells = [f"{digit}.0e-07 / {digit}.0e-05" for digit in range(6)]
+    assert f"| whisper | librosa | {' | '.join(cells[i] for i in (1, 1, 2, 2, 3, 3))} |" in lines
+    assert f"| nemo | librosa | – | {cells[5]} | – | – | – | – |" in lines
+    assert f"| ast | librosa | – | – | {cells[4]} | {cells[4]} | – | – |" in lines
+
+
+def test_a_cold_start_is_reported(tmp_path):
+    bench, report = _load("bench"), _load("report")
+    large = {"configurations": 50, "kernels": 300, "seconds": 205.19, "bytes": 12268945, "zip_bytes": 4029329}
+    ways = {way: {"median": {"import_torch_ms": 9.0, "cubin_ms": ms}} for way, ms in (("compile", 609.7), ("cached", 3.364))}
+    record = {key: value for key, value in _gpu_record(bench).items() if key != "cases"}
+    record |= {"device": "cpu", "machine": {"cpu": "EPYC", "cores": 2, "threads": 2}, "without_gpu": {"ways": ways}}
+    record["large_bundle"] = large | {"cubin_bytes": {"sm_80": {}, "sm_90": {}}}
+    path = tmp_path / "cold-start-x.json"
+    path.write_text(json.dumps(record))
+    before = report.report(tmp_path)
+    assert before.startswith("**Cold start on EPYC** (2 cores), flashmel 0.2.0, ")
+    assert "| ms | compiled | from the cache |\n| --- | ---: | ---: |\n| kernel in hand, 400/160 | 610 | 3.36 |\n\n" in before
+    assert "50 configurations for 2 architectures has 300 kernels, 11.7 MiB (zipped 3.8), compiled in 205 s." in before
+    record["gpu"] = {"ways": {way: {"median": {"first_call_ms": 1.5}} for way in ("compile", "cached", "bundle")}}
+    record["machine"]["gpu"] = "NVIDIA H200"
+    path.write_text(json.dumps(record))
+    text = report.report(tmp_path)
+    assert text.startswith("**Cold start on NVIDIA H200**")
+    assert "| first call, 400/160 | 1.50 | 1.50 | 1.50 |\n| kernel in hand, 400/160 | 610 | 3.36 | – |" in text
+
+
 def _training(bench):
     figures = {"forward_us": 45.0, "step_us": 180.4, "step_us_runs": [180.3, 180.5], "backward_us": 135.4}
     figures |= {"extra_bytes": 4096, "gradient_error": 2.5e-7, "bit_equal": True}

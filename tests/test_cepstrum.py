@@ -94,6 +94,14 @@ def test_coefficients_have_gradients():
     assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize("log_mels", [False, True])
+def test_warmup(log_mels):
+    mfcc = MFCC(melkwargs={"n_mels": 40, "pad": -3}, log_mels=log_mels)
+    with torch.no_grad():
+        mfcc.warmup(gradient=True)  # also here
+    mfcc.warmup(torch.int16)
+
+
 def test_module_behaviour():
     mfcc = MFCC(16000, 20)
     x = speech(4000)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from flashmel import MelSpectrogram, __version__, cli, frontends
-from flashmel.jit import compiler, toolchain
+from flashmel.jit import bundle, compiler, driver, toolchain
+from flashmel.plan import architecture
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("matplotlib")
@@ -325,8 +326,14 @@ def test_warm_and_cache(
         ([], "the following arguments are required: --arch"),
         (["--arch", "sm_90", "--gradient", "--input-dtype", "int16"], "gradient: waveforms of int16 have none"),
         (["--arch", "sm_90", "--n-fft", "16", "--win-length", "17"], "win_length"),
+        (["--arch", "sm_90", "--frontend", "nemo", "whisp"], "--frontend whisp: no front-end is called 'whisp'"),
+        (["--arch", "sm_90", "--frontend", "nemo", "hifigan", "--option", "pad_to=8"], "--frontend hifigan: front-end 'hifigan'"),
+        (["--arch", "sm_90", "--frontend", "nemo", "--n-fft", "16"], "--n-fft does not go with --frontend"),
+        (["--arch", "sm_90", "--frontend", "nemo", "--resample", "16000"], "--resample does not go with --frontend"),
+        (["--arch", "sm_90", "--frontend", "nemo", "--config", "a.json"], "--config does not go with --frontend"),
+        (["--arch", "sm_90", "--option", "n_mels=3"], "name one with --frontend"),
     ],
-    ids=["size", "architecture", "none", "int16", "transform"],
+    ids=["size", "architecture", "none", "int16", "transform", "unknown", "option", "size-too", "rate", "file", "no-front-end"],
 )
 def test_warm_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
@@ -335,6 +342,44 @@ def test_warm_refuses(
     assert cli.main(["warm", *arguments]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_warm_of_front_ends(
+    nvrtc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_file: bool
+) -> None:
+    """Every kernel of theirs, each once, and no other."""
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver, "cubin", lambda s: str(s).encode())
+    names, options = ["whisper-large-v3", "kaldi-fbank"], {"n_mels": 40}
+    command = ["--frontend", *names, "--option", "n_mels=40", "--dtype", "float16", "--gradient"]
+    if by_file:
+        config = tmp_path / "mels.json"
+        config.write_text(json.dumps([{"frontend": name, "dtype": "float16", "gradient": True, **options} for name in names]))
+        command = ["--config", str(config)]
+    assert cli.main(["warm", *command, "--arch", "sm_75,sm_90"]) == 0
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    modules = [frontends.frontend(name, dtype=torch.float16, **options) for name in names]
+    archs = [architecture(7, 5), architecture(9, 0)]
+    wanted = {str(s) for m in modules for arch in archs for s in frontends.specialisations(m, arch, gradient=True)}
+    assert len(lines) == len(wanted) and {line.partition(": ")[2] for line in lines} == wanted
+    for part in ("normalize kernel for sm_75, float16 and float16, ragged: maximum", "power 2, ragged, extremes: "):
+        assert any(part in line for line in lines), lines
+
+
+def test_a_bundle_of_a_front_end(
+    nvrtc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Has what its calls ask for, where nothing may be compiled."""
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    assert cli.main(["bundle", "build", "--frontend", "parakeet", "--arch", "sm_90", "-o", str(tmp_path / "bundle")]) == 0
+    assert f"{tmp_path / 'bundle'}: 6 kernels" in capsys.readouterr().out
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
+    monkeypatch.setattr(bundle, "_loaded", {})
+    bundle.load_bundle(tmp_path / "bundle", archs=["sm_90"])
+    for s in frontends.specialisations(frontends.frontend("parakeet"), architecture(9, 0)):
+        assert driver.cubin(s).startswith(b"\x7fELF")
 
 
 def test_front_ends_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,6 +478,10 @@ def test_a_bundle_of_several_configurations(
         ('[{"sound": 64}]', "configuration 1: "),
         ('[{"dtype": "int8"}]', "configuration 1: dtype must be"),
         ('[{"input_dtype": "int8"}]', "configuration 1: input_dtype must be one of"),
+        ('[{"frontend": "whisp"}]', "configuration 1: no front-end is called 'whisp'"),
+        ('[{"frontend": "whisper", "hop_length": 3}]', "configuration 1: front-end 'whisper' has no option 'hop_length'"),
+        ('[{"frontend": ["whisper"]}]', "configuration 1: "),
+        ('[{"frontend": "whisper", "dtype": "int8"}]', "configuration 1: dtype must be"),
         ('[{"input_dtype": "int16", "gradient": true}]', "configuration 1: gradient: waveforms of int16 have none"),
     ],
 )

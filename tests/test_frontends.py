@@ -276,6 +276,25 @@ def test_nested_tensors(audio):
         module(nested, torch.tensor([1, 2, 3]))
 
 
+@all_names
+def test_warmup(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With and without lengths and gradient, of a waveform that leaves something after stacking."""
+    module, calls, forward = frontend(name), [], FrontEnd.forward
+
+    def watched(self, waveform, lengths=None):
+        out = forward(self, waveform, lengths)
+        features = out if lengths is None else out[0]
+        calls.append((waveform.dtype, lengths is not None, features.requires_grad))
+        assert features.numel()
+        return out
+
+    monkeypatch.setattr(FrontEnd, "forward", watched)
+    module.warmup(torch.int16)
+    module.warmup(torch.float16, gradient=True, lengths=True)
+    half = [(torch.float16, lengths, recorded) for lengths in (False, True) for recorded in (False, True)]
+    assert calls == [(torch.int16, False, False), *half]
+
+
 def test_kaldi_options(audio):
     """Each option of Kaldi's, alone, against torchaudio."""
     kaldi = pytest.importorskip("torchaudio.compliance.kaldi")

@@ -8,7 +8,7 @@ from cases import noise
 from conftest import compile_kernels
 from test_frontends import GATES, all_names, audio, parity  # noqa: F401  (a fixture)
 
-from flashmel import MFCC, frontends, fused
+from flashmel import MFCC, frontends
 from flashmel.frontends import frontend
 from flashmel.plan import architecture
 from flashmel.testing import assert_close
@@ -21,13 +21,8 @@ NORMALISED = [name for name in frontends.names() if frontends.recipe(name).norma
 def kernels():
     """All that is needed here, compiled by all cores."""
     arch = architecture(*torch.cuda.get_device_capability())
-    wanted = []
-    for module in map(frontend, frontends.names()):
-        for ragged in (False, True):
-            wanted += fused.specialisations(
-                module.window, module.fb, module.spec, arch, gradient=True, ragged=ragged, affine="affine" in module._buffers
-            )
-    compile_kernels(wanted)
+    modules = map(frontend, frontends.names())
+    compile_kernels(kernel for module in modules for kernel in frontends.specialisations(module, arch, gradient=True))
 
 
 @pytest.mark.parametrize("case", parity.REFERENCES)

@@ -5,11 +5,12 @@ import contextlib
 import pytest
 import torch
 
-from flashmel import MelSpectrogram, environment, fused
+from flashmel import MelSpectrogram, environment, frontends, fused
 from flashmel.jit import driver, toolchain
 from flashmel.jit.compiler import CompileError
 from flashmel.jit.toolchain import ToolchainError
 from flashmel.plan import architecture, launch, launch_backward, make_backward_plan, make_plan
+from flashmel.spec import Normalization
 
 HOPPER, SMS = architecture(9, 0), 132
 
@@ -22,10 +23,14 @@ def kernels(monkeypatch):
     class Kernel:
         def __init__(self, specialisation, device):
             self.specialisation, self.launches, self.folds = specialisation, [], []
+            self.together = getattr(specialisation, "together", None)
             made.append(self)
 
         def launch(self, params, blocks, threads, stream):
             self.launches.append((params, blocks, threads))
+
+        def launch_normalize(self, params, blocks, stream):
+            self.launches.append((params, blocks))
 
         def launch_fold(self, params, stream):
             assert self.launches[-1][0] is params, "the other kernel has to be there first"
@@ -482,3 +487,29 @@ def test_a_dense_filterbank_ahead(kernels):
     call(module, torch.zeros(1, 9000))
     call_backward(module, torch.zeros(1, 9000))
     assert [kernel.specialisation for kernel in kernels] == ahead and not ahead[0].filters_in_shared
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("name", ["whisper-large-v3", "nemo", "parakeet", "kaldi-fbank", "matcha", "qwen2-audio"])
+def test_a_front_ends_kernels_ahead(kernels, name, dtype):
+    """All that ops asks for: features, or normalised ones; recorded or compiled; and the gradient of those that were rounded."""
+    module = frontends.frontend(name, dtype=dtype)
+    rule, affine, x = module.recipe.normalization, module._buffers.get("affine"), torch.zeros(1, 9000)
+    for lengths in (None, torch.tensor([8000]))[: 2 - (module.recipe.n_samples is not None)]:
+        operands = x, module.window, module.fb, module.spec
+        if rule is not None:
+            fused.normalized_features(*operands, rule, dtype, lengths, affine)
+        late = dtype if rule is None else None
+        out = fused.features(*operands, late, lengths, affine)
+        fused.features_backward(torch.ones_like(out), *operands, lengths, affine, out)
+    ahead = frontends.specialisations(module, HOPPER, gradient=True)
+    assert len(ahead) == len(set(ahead)) == len(kernels)
+    assert {kernel.specialisation for kernel in kernels} == set(ahead)
+
+
+def test_a_floor_without_a_kernel_ahead():
+    """Of features with factors of their own: in plain torch after one launch."""
+    module, rule = MelSpectrogram(hop_length=160, n_mels=40), Normalization("maximum", 8.0)
+    tables = module.spectrogram.window, module.mel_scale.fb
+    (kernel,) = fused.specialisations(*tables, module.spec, HOPPER, output=torch.float16, rule=rule, affine=True)
+    assert kernel.output_type == "float32" and kernel.affine and not kernel.extremes

@@ -36,9 +36,10 @@ class Specialisation:
 
     def __str__(self) -> str:
         spec = self.spec
+        parts = [name for name in ("ragged", "affine", "extremes") if getattr(self, name)]
         return (
             f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
-            f"n_fft {spec.n_fft}, hop_length {spec.hop_length}, power {spec.power:g}: {self.plan}"
+            f"{', '.join([f'n_fft {spec.n_fft}', f'hop_length {spec.hop_length}', f'power {spec.power:g}', *parts])}: {self.plan}"
         )
 
     @property
@@ -151,7 +152,8 @@ class NormalizeSpecialisation:
         return 2 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 1
 
     def __str__(self) -> str:
-        return f"normalize kernel for {self.arch.name}, {self.input_type} and {self.output_type}: {self.rule.kind}"
+        types = f"{self.input_type} and {self.output_type}{', ragged' if self.ragged else ''}"
+        return f"normalize kernel for {self.arch.name}, {types}: {self.rule.kind}"
 
 
 def _normalize_header(s: NormalizeSpecialisation) -> str:
