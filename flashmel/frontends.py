@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from .buffers import Tables, table
 from .jit.source import NormalizeSpecialisation, Specialisation
 from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Recipe
+from .spec import changed_fields
 from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
@@ -301,21 +301,11 @@ class FrontEnd(Tables):
     def extra_repr(self) -> str:
         recipe = self.recipe
         shown = {"sample_rate": self.sample_rate, "layout": self.layout, "lengths": self.length_rule}
-        shown |= {"window": recipe.window, "bank": recipe.bank, "table": recipe.table, **_changed(self.spec)}
+        shown |= {"window": recipe.window, "bank": recipe.bank, "table": recipe.table, **changed_fields(self.spec)}
         if recipe.normalization is not None:
-            shown["normalization"] = _changed(recipe.normalization)
+            shown["normalization"] = changed_fields(recipe.normalization)
         shown |= {"dtype": self.dtype, "path": ops.path(self.spec, self.window.device), "source": recipe.source}
         return ", ".join((repr(self.name), *(f"{name}={value!r}" for name, value in shown.items())))
-
-
-def _changed(instance: Any) -> dict[str, Any]:
-    """Fields of a dataclass that are not what they are by default; those that are dataclasses likewise."""
-    found = {}
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if value != field.default:
-            found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
-    return found
 
 
 def _batched(waveform: Any, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:

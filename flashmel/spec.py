@@ -179,12 +179,12 @@ class StftSpec:
             object.__setattr__(self, name, float(getattr(self, name)))
         if self.margins is not None:
             object.__setattr__(self, "margins", (int(self.margins[0]), int(self.margins[1])))
-        object.__setattr__(self, "text", json.dumps(_changed(self)))
+        object.__setattr__(self, "text", json.dumps(changed_fields(self)))
 
     @property
     def is_plain(self) -> bool:
         """Whether this is a mel spectrogram of torchaudio's parameters, without anything of front-ends."""
-        return _PLAIN.issuperset(_changed(self))
+        return _PLAIN.issuperset(changed_fields(self))
 
     @property
     def n_freqs(self) -> int:
@@ -303,10 +303,11 @@ class StftSpec:
 _PLAIN = {"n_fft", "win_length", "hop_length", "pad", "power", "normalized", "center", "pad_mode"}
 
 
-def _changed(instance: StftSpec | Epilogue) -> dict[str, Any]:
+def changed_fields(instance: StftSpec | Epilogue | Normalization) -> dict[str, Any]:
+    """What is not by default; an epilogue likewise."""
     values = {part.name: (getattr(instance, part.name), part.default) for part in fields(instance) if part.init}
     return {
-        name: _changed(value) if isinstance(value, Epilogue) else value
+        name: changed_fields(value) if isinstance(value, Epilogue) else value
         for name, (value, default) in values.items()
         if value != default
     }
