@@ -9,6 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import ClassVar
 
+import numpy as np
+
 from ..plan import Architecture, BackwardPlan, LaunchPlan, factor_entries, factor_offsets
 from ..spec import Epilogue, Normalization, StftSpec
 
@@ -193,6 +195,7 @@ def _struct(input_type: str, output_type: str, values: dict[str, int], numbers: 
     lines = ["#pragma once", "struct Config {"]
     lines += [f"  using Input = {_TYPES[input_type]};", f"  using Output = {_TYPES[output_type]};"]
     lines += [f"  static constexpr int {name} = {value};" for name, value in values.items()]
-    lines += [f"  static constexpr float {name} = {float(value).hex()}f;" for name, value in numbers.items()]
+    # Rounded here: of a literal that is no float NVRTC warns.
+    lines += [f"  static constexpr float {name} = {float(np.float32(value)).hex()}f;" for name, value in numbers.items()]
     lines += [f"  static constexpr {value.partition('::')[0]} {name} = {value};" for name, value in choices.items()]
     return "\n".join([*lines, "};", ""])
