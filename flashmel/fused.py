@@ -531,10 +531,11 @@ def specialisations(
     Args:
         samples: dtype of the waveforms.
         output: of the features.
-        rule: by which they are normalised over time: by two launches; or, recorded or compiled, in plain torch after one.
+        rule: of their normalisation over time: the kernels of both launches, and that of the one which plain torch follows where a
+            gradient is recorded or a compiler watches.
         gradient: whether the waveform's is wanted too.
         ragged: whether rows have lengths.
-        affine: whether there is one.
+        affine: whether filters have factors and summands.
 
     Raises:
         UnsupportedError: a kernel cannot be; the message says why.

@@ -196,6 +196,7 @@ def _struct(input_type: str, output_type: str, values: dict[str, int], numbers: 
     lines += [f"  using Input = {_TYPES[input_type]};", f"  using Output = {_TYPES[output_type]};"]
     for name, value in values.items():
         lines.append(f"  static constexpr {'int' if abs(value) < 2**31 else 'long long'} {name} = {value};")
+    # Rounded here: of a literal that is no float NVRTC warns.
     lines += [f"  static constexpr float {name} = {float(np.float32(value)).hex()}f;" for name, value in numbers.items()]
     lines += [f"  static constexpr {value.partition('::')[0]} {name} = {value};" for name, value in choices.items()]
     return "\n".join([*lines, "};", ""])
