@@ -32,48 +32,75 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
   if (!tile.exists(params)) return;
   constexpr int n_mels = Config::n_mels, step = Config::threads_per_frame;
   const Place<Config> place;
-  const long long t = tile.first_frame(params) + place.frame;
-  const bool inside = t < row_frames<Config>(params, tile.row(params));
-  const Output* from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride +
-                       t * params.mel_frame_stride + place.of_frame * params.mel_stride;
-  g += place.frame;
+  const long long first = tile.first_frame(params), valid = row_frames<Config>(params, tile.row(params));
+  const Output* const from = static_cast<const Output*>(params.mel) + tile.row(params) * params.mel_row_stride;
   if constexpr (Config::log == Log::none && Config::gain == 1.0f && !Config::affine) {
+    const long long t = first + place.frame;
+    const Output* value = from + t * params.mel_frame_stride + place.of_frame * params.mel_stride;
+    g += place.frame;
 #pragma unroll 4
     for (int m = place.of_frame; m < n_mels; m += step) {
       float* const to = g + m * Config::frames_per_tile;
-      if (!inside) {
+      if (t >= valid) {
         *to = 0.0f;
       } else if constexpr (sizeof(Output) == 4) {
-        copy_async<4>(to, from);
+        copy_async<4>(to, value);
       } else {
-        *to = to_float(*from);
+        *to = to_float(*value);
       }
-      from += step * params.mel_stride;
+      value += step * params.mel_stride;
     }
   } else {
-    const long long feature_stride = Config::time_major ? 1 : params.frames;
-    const float* feature = params.features + tile.row(params) * n_mels * params.frames +
-                           (Config::time_major ? t * n_mels : t) + place.of_frame * feature_stride;
     constexpr int at_once = 8;  // loads under way: none of them may wait for a store
+    const float* const features = params.features + tile.row(params) * n_mels * params.frames;
+    const auto store = [&](int m, int f, bool inside, float value, float feature) {
+      float gain = 1.0f, bias = 0.0f;
+      if constexpr (Config::affine) gain = params.affine[m], bias = params.affine[n_mels + m];
+      g[m * Config::frames_per_tile + f] = inside ? gradient_of_mel<Config>(value, feature, gain, bias) : 0.0f;
+    };
+    if constexpr (Config::time_major) {
+      // Filters lie side by side in memory: a warp has eight of them in four frames at a time.
+      constexpr int wide = (n_mels + 7) / 8, blocks = wide * ((Config::frames_per_tile + 3) / 4), warps = Config::threads / 32;
+      const int lane = place.thread % 32;
 #pragma unroll 1
-    for (int m0 = place.of_frame; m0 < n_mels; m0 += at_once * step) {
-      float value[at_once], made[at_once];
+      for (int block = place.thread / 32; block < blocks; block += at_once * warps) {
+        float value[at_once], feature[at_once];
+        const auto filter = [&](int n) { return (block + n * warps) % wide * 8 + lane % 8; };
+        const auto frame = [&](int n) { return (block + n * warps) / wide * 4 + lane / 8; };
+        const auto exists = [&](int n) { return filter(n) < n_mels && frame(n) < Config::frames_per_tile; };
 #pragma unroll
-      for (int n = 0; n < at_once; ++n) {
-        const bool there = inside && m0 + n * step < n_mels;
-        value[n] = there ? to_float(from[n * step * params.mel_stride]) : 0.0f;
-        if constexpr (Config::log != Log::none) made[n] = there ? feature[n * step * feature_stride] : 0.0f;
-      }
+        for (int n = 0; n < at_once; ++n) {
+          const bool there = exists(n) && first + frame(n) < valid;
+          const long long t = first + frame(n);
+          value[n] = there ? to_float(from[filter(n) * params.mel_stride + t * params.mel_frame_stride]) : 0.0f;
+          if constexpr (Config::log != Log::none) feature[n] = there ? features[t * n_mels + filter(n)] : 0.0f;
+        }
 #pragma unroll
-      for (int n = 0; n < at_once; ++n) {
-        const int m = m0 + n * step;
-        if (m >= n_mels) break;
-        float gain = 1.0f, bias = 0.0f;
-        if constexpr (Config::affine) gain = params.affine[m], bias = params.affine[n_mels + m];
-        g[m * Config::frames_per_tile] = inside ? gradient_of_mel<Config>(value[n], made[n], gain, bias) : 0.0f;
+        for (int n = 0; n < at_once; ++n) {
+          if (exists(n)) store(filter(n), frame(n), first + frame(n) < valid, value[n], feature[n]);
+        }
       }
-      from += at_once * step * params.mel_stride;
-      feature += at_once * step * feature_stride;
+    } else {
+      const long long t = first + place.frame;
+      const bool inside = t < valid;
+      const Output* value_at = from + t * params.mel_frame_stride + place.of_frame * params.mel_stride;
+      const float* feature_at = features + t + place.of_frame * params.frames;
+#pragma unroll 1
+      for (int m = place.of_frame; m < n_mels; m += at_once * step) {
+        float value[at_once], feature[at_once];
+#pragma unroll
+        for (int n = 0; n < at_once; ++n) {
+          const bool there = inside && m + n * step < n_mels;
+          value[n] = there ? to_float(value_at[n * step * params.mel_stride]) : 0.0f;
+          if constexpr (Config::log != Log::none) feature[n] = there ? feature_at[n * step * params.frames] : 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < at_once; ++n) {
+          if (m + n * step < n_mels) store(m + n * step, place.frame, inside, value[n], feature[n]);
+        }
+        value_at += at_once * step * params.mel_stride;
+        feature_at += at_once * step * params.frames;
+      }
     }
   }
 }

@@ -60,10 +60,11 @@ struct InnerCopy {
   }
 };
 
-// A copy of any tile, which starts i0 samples into x, a row of n_samples: chunks where they lie inside the waveform, else sample by sample.
-template <class Config, int chunk>
-__device__ inline void copy_any(const typename Config::Input* x, long long i0, long long n_samples,
-                                typename Config::Input* samples, int thread) {
+// A copy of any tile, which starts i0 samples into x, a row of n_samples(): chunks where they lie inside the waveform, else sample by
+// sample.
+template <class Config, int chunk, class Length>
+__device__ inline void copy_any(const typename Config::Input* x, long long i0, Length n_samples, typename Config::Input* samples,
+                                int thread) {
   using Input = typename Config::Input;
   using S = Stage<Config>;
   constexpr int bytes = chunk * sizeof(Input), crop = Config::pad < 0 ? -Config::pad : 0;
@@ -72,14 +73,14 @@ __device__ inline void copy_any(const typename Config::Input* x, long long i0, l
     const long long i = i0 + S::source(p);
     Input* const to = samples + S::place(p);
     if constexpr (bytes >= 4) {
-      if (i >= crop && i + chunk <= n_samples - crop) {
+      if (i >= crop && i + chunk <= n_samples() - crop) {
         copy_async<bytes>(to, x + i);
         continue;
       }
     }
 #pragma unroll 1
     for (int h = 0; h < chunk; ++h) {
-      const long long from = source_index<Config>(i + h + Config::pad, n_samples);
+      const long long from = source_index<Config>(i + h + Config::pad, n_samples());
       if (from < 0) {
         to[h] = Input{};
       } else if constexpr (sizeof(Input) == 4) {
@@ -105,12 +106,15 @@ __device__ inline void load(const Params& params, const Tile& tile, typename Con
   if (inner == edge || !tile.exists(params)) return;
   const Input* const x = static_cast<const Input*>(params.waveform) + tile.row(params) * params.row_stride;
   const long long i0 = begin();
+  // Not a value, but where to find it: it would take a register throughout.
+  const long long own = Config::ragged ? row_samples<Config>(params, tile.row(params)) : 0;
+  const auto n_samples = [&] { return Config::ragged ? own : params.n_samples; };
   const int thread = Place<Config>().thread;
   if constexpr (!edge) {
     InnerCopy<Config>::run(x + i0, samples, thread);
   } else if (params.aligned) {
-    copy_any<Config, Config::chunk>(x, i0, row_samples<Config>(params, tile.row(params)), samples, thread);
+    copy_any<Config, Config::chunk>(x, i0, n_samples, samples, thread);
   } else {
-    copy_any<Config, 1>(x, i0, row_samples<Config>(params, tile.row(params)), samples, thread);
+    copy_any<Config, 1>(x, i0, n_samples, samples, thread);
   }
 }
