@@ -244,11 +244,11 @@ def test_a_kernel_of_somebody_else(fresh, folder):
 
 
 def test_an_upgraded_compiler_makes_its_own(fresh, folder, monkeypatch):
-    version = toolchain.nvrtc_version()
-    monkeypatch.setattr(toolchain, "nvrtc_version", lambda: "12.0")
+    version = toolchain.compiler_version()
+    monkeypatch.setattr(toolchain, "compiler_version", lambda: "12.0")
     cache.store(folder, compiler.cache_key(sources(TINY), "sm_90"), b"what NVRTC 12.0 made")
     assert driver.cubin(TINY) == b"what NVRTC 12.0 made"
-    monkeypatch.setattr(toolchain, "nvrtc_version", lambda: version)
+    monkeypatch.setattr(toolchain, "compiler_version", lambda: version)
     assert driver.cubin(TINY) == fresh and len(files(folder)) == 2
 
 

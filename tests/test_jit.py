@@ -48,16 +48,19 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
-    nvrtc_version = toolchain.nvrtc_version  # some tests put another in its place
-    nvrtc_version.cache_clear()
+    asked = toolchain.nvrtc_version, toolchain.compiler_version  # some tests put others in their place
+    for version in asked:
+        version.cache_clear()
     yield tmp_path / "cache"
-    nvrtc_version.cache_clear()
+    for version in asked:
+        version.cache_clear()
 
 
 @pytest.fixture
 def nvrtc(monkeypatch):
     """A stand-in for the compiler's version, so that these tests run where there is none."""
-    monkeypatch.setattr(toolchain, "nvrtc_version", lambda: "13.0")
+    for name in ("nvrtc_version", "compiler_version"):
+        monkeypatch.setattr(toolchain, name, lambda: "13.0")
 
 
 @pytest.fixture
@@ -259,7 +262,7 @@ def test_key_depends_on_all_that_decides_the_cubin(nvrtc, monkeypatch):
     keys += [compiler.cache_key({**sources, "more.cuh": ""}, "sm_90"), compiler.cache_key(sources, "sm_100")]
     keys += [compiler.cache_key({"kernel.cu": "kl", "load.cuh": "", "config.h": "c"}, "sm_90")]  # the same text, cut elsewhere
     with monkeypatch.context() as other:
-        other.setattr(toolchain, "nvrtc_version", lambda: "13.1")
+        other.setattr(toolchain, "compiler_version", lambda: "13.1")
         keys.append(compiler.cache_key(sources, "sm_90"))
     with monkeypatch.context() as other:
         other.setattr(compiler, "_OPTIONS", (*compiler._OPTIONS, "--use_fast_math"))
@@ -370,6 +373,7 @@ def test_no_jit_means_no_compilation(own_cache, compilations, monkeypatch):
 
 def test_no_jit_and_no_compiler(own_cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(toolchain, "_package_version", lambda name: "unknown")
     monkeypatch.setenv("FLASHMEL_NO_JIT", "1")
     with pytest.raises(driver.MissingKernelError, match="the cache cannot be asked .NVRTC cannot be loaded"):
         driver.cubin(specialise())
@@ -446,6 +450,21 @@ def test_nvrtc_version_is_asked_once(monkeypatch):
     assert toolchain.nvrtc_version() == "13.2"
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert toolchain.nvrtc_version() == "13.2"
+
+
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ({"nvidia-cuda-nvrtc": "13.0.88"}, "nvidia-cuda-nvrtc 13.0.88"),
+        ({"nvidia-cuda-nvrtc-cu12": "12.9.86"}, "nvidia-cuda-nvrtc-cu12 12.9.86"),
+        ({"nvidia-cuda-nvrtc": "13.0.88", "nvidia-cuda-nvrtc-cu12": "12.9.86"}, "13.2"),  # which of them is loaded, it says itself
+        ({}, "13.2"),
+    ],
+)
+def test_the_compilers_package_tells_its_version(monkeypatch, packages, expected):
+    stand_in(monkeypatch, Status.NVRTC_SUCCESS, 13, 2)
+    monkeypatch.setattr(toolchain, "_package_version", lambda name: packages.get(name, "unknown"))
+    assert toolchain.compiler_version() == expected
 
 
 def test_a_broken_nvrtc(monkeypatch):

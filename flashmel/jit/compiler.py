@@ -30,7 +30,7 @@ def cache_key(sources: dict[str, str], arch: str) -> str:
     Raises:
         ToolchainError: there is no compiler.
     """
-    return _digest({"identity": identity(sources, arch), "nvrtc": toolchain.nvrtc_version()})
+    return _digest({"identity": identity(sources, arch), "compiler": toolchain.compiler_version()})
 
 
 def _digest(parts: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ class ToolchainError(RuntimeError):
 
 # One environment holds the bindings of one CUDA version, which load the NVRTC of that version.
 INSTALL = "pip install 'flashmel[cu13]', or 'flashmel[cu12]' beside a torch for CUDA 12 and for drivers before 580"
+_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12")
 
 
 @cache
@@ -33,6 +34,20 @@ def nvrtc_version() -> str:
     if int(status) != 0:
         raise ToolchainError(f"nvrtcVersion failed: {status.name}")
     return f"{major}.{minor}"
+
+
+@cache
+def compiler_version() -> str:
+    """What tells this compiler from others: the version of the one package that has it, else its own.
+
+    The package's is known without loading the library, which took half of a first call from the cache.
+
+    Raises:
+        ToolchainError: there is no such package, or there are several, and NVRTC cannot be loaded.
+    """
+    versions = {name: _package_version(name) for name in _PACKAGES}
+    installed = [f"{name} {version}" for name, version in versions.items() if version != "unknown"]
+    return installed[0] if len(installed) == 1 else nvrtc_version()
 
 
 def describe() -> list[tuple[str, str]]:
