@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -144,7 +145,8 @@ class FrontEnd(Tables):
             deviation = torch.as_tensor(recipe.deviation or (1.0,) * n_mels, dtype=torch.float64, device="cpu")
             tables["affine"] = torch.stack((1.0 / deviation, -mean / deviation)).float()
         super().__init__(persistent=False, **tables)
-        self.recipe, self.name, self.dtype, self.spec = recipe, name, dtype, spec
+        end = replace(spec.epilogue, frame_multiple=recipe.frame_multiple, n_frames=recipe.n_frames)
+        self.recipe, self.name, self.dtype, self.spec = recipe, name, dtype, replace(spec, epilogue=end)
 
     sample_rate = property(lambda self: self.recipe.sample_rate)
     hop_length = property(lambda self: self.spec.hop_length)
@@ -258,19 +260,13 @@ class FrontEnd(Tables):
 
     def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
         """All that follows the launches. The lengths are those that they had."""
-        recipe, time_major = self.recipe, self.spec.epilogue.time_major
-        pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
-        axis = -2 if time_major else -1
-        n_frames = features.shape[axis]
-        wanted = -(-n_frames // recipe.frame_multiple) * recipe.frame_multiple if recipe.n_frames is None else recipe.n_frames
-        if wanted != n_frames:
-            amount = (0, wanted - n_frames)
-            features = torch.nn.functional.pad(features, (0, 0, *amount) if time_major else amount, value=pad_value)
+        recipe = self.recipe
         if recipe.stack == 1:
             return features
-        stacked = features[..., : wanted - wanted % recipe.stack, :]
-        stacked = stacked.unflatten(-2, (-1, recipe.stack)).flatten(-2)
+        frames = features.shape[-2]  # stacked ones are time-major
+        stacked = features[..., : frames - frames % recipe.stack, :].unflatten(-2, (-1, recipe.stack)).flatten(-2)
         if recipe.frame_multiple % recipe.stack and isinstance(lengths, Tensor):  # alone, the row has no frame of such a rest
+            pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
             valid = self.spec.valid_frames(lengths.to(stacked.device)) // recipe.stack
             behind = torch.arange(stacked.shape[-2], device=stacked.device) >= valid[..., None]
             stacked = stacked.masked_fill(behind[..., None], pad_value)

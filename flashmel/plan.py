@@ -259,7 +259,7 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
     Raises:
         UnsupportedError: more tiles than the kernel counts.
     """
-    frames = spec.frame_count(n_samples)
+    frames = spec.output_frames(n_samples)
     tiles = -(-frames // plan.frames_per_tile)
     all_tiles = tiles * rows
     if all_tiles >= _MAX_WORK:

@@ -195,7 +195,7 @@ def _transform(
     affine: Tensor | None = None,
 ) -> Tensor:
     *batch, n_samples = waveform.shape
-    n_frames = spec.frames(n_samples)
+    own_frames, n_frames = spec.frames(n_samples), spec.output_frames(n_samples)
     compute = compute_dtype(window)
     n_rows, pad_value = math.prod(batch), spec.epilogue.pad_value
     with torch.autocast(waveform.device.type, enabled=False):
@@ -209,10 +209,11 @@ def _transform(
             if lengths is None:
                 padded = padded_rows(_emphasised(samples(rows, compute, spec.scale), spec), spec)
             else:
-                padded = _gathered(rows, compute, spec, 0, (n_frames - 1) * spec.hop_length + spec.n_fft, lengths[:, None])
-            powers = raised(_energy(padded, window, spec)[:, :n_frames], spec.power)
+                padded = _gathered(rows, compute, spec, 0, (own_frames - 1) * spec.hop_length + spec.n_fft, lengths[:, None])
+            powers = raised(_energy(padded, window, spec)[:, : min(own_frames, n_frames)], spec.power)
             out = _epilogue(powers if bank is None else powers @ bank, spec.epilogue, affine)
-            if lengths is not None or spec.epilogue.masked_frames:
+            out = torch.nn.functional.pad(out, (0, 0, 0, n_frames - out.shape[1])) if n_frames > own_frames else out
+            if lengths is not None or spec.epilogue.masked_frames or n_frames > own_frames:
                 out = out.masked_fill(_is_behind(valid, n_frames, rows)[..., None], pad_value)
             out = (out if spec.epilogue.time_major else out.mT).contiguous().to(dtype or compute)
         else:

@@ -68,6 +68,8 @@ class Epilogue:
     bias: float = 0.0
     time_major: bool = False  # (frames, n_mels) instead of (n_mels, frames)
     masked_frames: int = 0  # so many frames at the end of each row hold pad_value
+    frame_multiple: int = 1  # frames that hold pad_value follow, up to a multiple of this
+    n_frames: int | None = None  # or up to this number, to which longer rows are cut
     pad_value: float = 0.0  # what frames hold that lie behind a row's length
 
     def __post_init__(self) -> None:
@@ -83,6 +85,9 @@ class Epilogue:
             )
         if self.masked_frames < 0:
             raise ValueError(f"masked_frames must not be negative, got {self.masked_frames!r}")
+        positive_int("frame_multiple", self.frame_multiple)
+        if self.n_frames is not None:
+            positive_int("n_frames", self.n_frames)
         for name in ("floor", "log_floor", "gain", "bias", "pad_value"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -219,10 +224,15 @@ class StftSpec:
         """The frame formula alone, without the checks of :meth:`frames` (also for symbolic lengths)."""
         return 1 + (n_samples + 2 * self.pad + self.margin + self.right_margin - self.n_fft) // self.hop_length
 
+    def output_frames(self, n_samples: int) -> int:
+        """Frames of the features, those that hold nothing but the pad value too."""
+        end = self.epilogue
+        return -(-self.frame_count(n_samples) // end.frame_multiple) * end.frame_multiple if end.n_frames is None else end.n_frames
+
     def output_shape(self, shape: tuple[int, ...], n_mels: int) -> tuple[int, ...]:
         """Of the features of a waveform of such a shape (..., time)."""
         *batch, n_samples = shape
-        axes = (n_mels, self.frame_count(n_samples))
+        axes = (n_mels, self.output_frames(n_samples))
         return (*batch, *(axes[::-1] if self.epilogue.time_major else axes))
 
     def valid_frames(self, n_samples: Any) -> Any:
@@ -230,7 +240,9 @@ class StftSpec:
 
         ``n_samples`` is a number or an integer tensor.
         """
-        frames = self.frame_count(n_samples) - self.epilogue.masked_frames
+        frames, most = self.frame_count(n_samples) - self.epilogue.masked_frames, self.epilogue.n_frames
+        if most is not None:
+            frames = frames - (frames - most) * (frames > most)
         return frames * (frames > 0) * (n_samples + 2 * self.pad >= self.minimum_length)
 
     def check_length(self, n_samples: int) -> None:

@@ -69,7 +69,7 @@ class Stream:
             pad_mode="constant",
             scale=1.0,
             preemphasis=spec.preemphasis if spec.preemphasis_scope == "frame" else 0.0,
-            epilogue=replace(spec.epilogue, masked_frames=0),
+            epilogue=replace(spec.epilogue, masked_frames=0, frame_multiple=1, n_frames=None),
         )
         # Zeros at the window's end: a frame is final though its samples under them are not known.
         self._blind = spec.n_fft - spec.win_length if frontend.recipe.right_padded else (spec.n_fft - spec.win_length) // 2

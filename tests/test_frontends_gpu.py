@@ -110,7 +110,7 @@ def test_launches(name):
     own = [name for name in launched if name in ("mel_spectrogram", "normalize")]
     assert own == ["mel_spectrogram", "normalize"][: 1 + (name in NORMALISED)], launched
     recipe = module.recipe
-    if recipe.n_samples is None and recipe.n_frames is None and recipe.sample_multiple == recipe.frame_multiple == 1:
+    if recipe.n_samples is None and recipe.sample_multiple == recipe.stack == 1:
         assert launched == own
 
 

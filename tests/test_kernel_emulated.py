@@ -102,7 +102,7 @@ def run(
     tables = fused._Tables(plan, (0, 0), (), torch.from_numpy(host.factors), torch.from_numpy(host.filters), host.n_filters)
     assert all(t.data_ptr() % 16 == 0 for t in (tables.factors, tables.filters))
     rows, n_samples = waveform.shape
-    shape = (fb.shape[1], spec.frames(n_samples))
+    shape = (fb.shape[1], spec.output_frames(n_samples))
     mel = torch.full((rows, *(shape[::-1] if spec.epilogue.time_major else shape)), torch.nan, dtype=dtype)
     grid = launch(spec, plan, n_samples, rows, multiprocessors=2)
     params = fused.launch_params(spec, plan, grid, waveform, mel.shape, tables)
@@ -174,6 +174,13 @@ FRONT_ENDS = {
         256, 256, 64, epsilon=1e-3, epsilon_mode="max", power=1.0, epilogue=Epilogue("db", 1e-10, log_floor=-20.0, pad_value=-7.0)
     ),
     "linear": StftSpec(400, 400, 160, epilogue=Epilogue(gain=2.0, bias=-1.0, time_major=True)),
+    "ast": StftSpec(
+        512, 400, 160, **KALDI, remove_dc=True, epilogue=Epilogue("ln", 2**-23, time_major=True, n_frames=70, pad_value=3.0)
+    ),
+    "ast-cut": StftSpec(512, 400, 160, margins=(0, 112), pad_mode="constant", epilogue=Epilogue("ln", 2**-23, n_frames=20)),
+    "multiple": StftSpec(
+        512, 400, 160, margins=(256, 256), epilogue=Epilogue("ln", 2**-24, "add", masked_frames=1, frame_multiple=16)
+    ),
     "large-hop": StftSpec(256, 256, 300, margins=(100, -50), preemphasis=0.5, preemphasis_scope="frame", remove_dc=True),
 }
 
@@ -276,7 +283,7 @@ def test_gradients_of_front_ends_against_the_plain_path(name, ragged, tmp_path):
     waveform, lengths = ragged_batch(spec)
     generator = torch.Generator().manual_seed(1)
     fb = torch.rand(spec.n_freqs, 7, generator=generator) * (torch.rand(spec.n_freqs, 7, generator=generator).argsort(dim=1) < 2)
-    g = torch.randn(len(waveform), 7, spec.frames(waveform.shape[-1]), generator=generator)
+    g = torch.randn(len(waveform), 7, spec.output_frames(waveform.shape[-1]), generator=generator)
     lengths, affine = (lengths, None) if ragged else (None, AFFINE)
     gradient, expected = run_backward(
         tmp_path, spec, waveform, fb, g, window=front_end_window(spec), lengths=lengths, affine=affine

@@ -179,6 +179,7 @@ def log_of_floor(end: Epilogue) -> float:
 def _rows(spec: StftSpec, ragged: bool) -> dict[str, int]:
     """What rows.cuh needs to know of a spec, and how features are stored."""
     around, end = 2 * spec.pad + spec.margin + spec.right_margin, spec.epilogue
+    fitted = end.n_frames is not None or end.frame_multiple > 1
     return {
         "n_fft": spec.n_fft,
         "hop_length": spec.hop_length,
@@ -186,7 +187,8 @@ def _rows(spec: StftSpec, ragged: bool) -> dict[str, int]:
         "minimum_padded": spec.minimum_length - 2 * spec.pad + around,
         "ragged": int(ragged),
         "masked_frames": end.masked_frames,
-        "has_padding": int(ragged or end.masked_frames > 0),
+        "fitted": int(fitted),
+        "has_padding": int(ragged or fitted or end.masked_frames > 0),
         "time_major": int(end.time_major),
     }
 
