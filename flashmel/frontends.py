@@ -13,14 +13,13 @@ from torch import Tensor
 from . import fused, ops
 from .buffers import Tables, table
 from .jit.source import NormalizeSpecialisation, Specialisation
+from .normalize import stack_frames
 from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Recipe
 from .spec import changed_fields
 from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
-
-_OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 
 
 def names() -> list[str]:
@@ -132,8 +131,7 @@ class FrontEnd(Tables):
     fb: Tensor
 
     def __init__(self, recipe: Recipe, name: str = "custom", dtype: torch.dtype | None = None) -> None:
-        if dtype not in _OUTPUT_DTYPES:
-            raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
+        ops.check_output_dtype(dtype)
         spec = recipe.spec
         window = WINDOWS[recipe.window](spec.win_length).float()
         if recipe.right_padded:
@@ -225,14 +223,10 @@ class FrontEnd(Tables):
     def output_lengths(self, lengths: Any) -> Any:
         """Frames of features for rows of so many samples, a number or an integer tensor."""
         recipe = self.recipe
-        if recipe.n_samples is not None:  # frames that begin before the row's end, as transformers' masks count them
-            limit: int | None = self.spec.frame_count(recipe.n_samples)
-            frames = -(-lengths // self.hop_length)
-        else:
-            limit = recipe.n_frames
-            frames = self.spec.valid_frames(self._lengthened(lengths)) // recipe.stack
-        if limit is None:
-            return frames
+        if recipe.n_samples is None:
+            return self.spec.valid_frames(self._lengthened(lengths)) // recipe.stack
+        limit = self.spec.frame_count(recipe.n_samples)
+        frames = -(-lengths // self.hop_length)  # that begin before the row's end, as transformers' masks count them
         return frames.clamp(max=limit) if isinstance(frames, Tensor) else min(frames, limit)
 
     def _lengthened(self, lengths: Any) -> Any:
@@ -261,10 +255,7 @@ class FrontEnd(Tables):
     def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
         """All that follows the launches. The lengths are those that they had."""
         recipe = self.recipe
-        if recipe.stack == 1:
-            return features
-        frames = features.shape[-2]  # stacked ones are time-major
-        stacked = features[..., : frames - frames % recipe.stack, :].unflatten(-2, (-1, recipe.stack)).flatten(-2)
+        stacked = stack_frames(features, recipe.stack)
         if recipe.frame_multiple % recipe.stack and isinstance(lengths, Tensor):  # alone, the row has no frame of such a rest
             pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
             valid = self.spec.valid_frames(lengths.to(stacked.device)) // recipe.stack

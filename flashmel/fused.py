@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +40,14 @@ from .tables import bin_table, entries_per_bin, factor_table, kernel_tables, pad
 
 class UnavailableError(RuntimeError):
     """The fused path cannot take this call; the message says why."""
+
+
+@contextlib.contextmanager
+def _what_is_unsupported_is_unavailable() -> Iterator[None]:
+    try:
+        yield
+    except UnsupportedError as error:
+        raise UnavailableError(str(error)) from None
 
 
 class _Tables(NamedTuple):
@@ -113,18 +122,22 @@ class _Call(NamedTuple):
             params.affine = affine.data_ptr()
         if extremes is not None:
             params.extremes = extremes.data_ptr()
-        index = self.device.index
-        if torch._C._cuda_getDevice() == index:
-            self._launch(params, index)
-        else:
-            with torch.cuda.device(index):
-                self._launch(params, index)
+        _on_device(self.device.index, self._launch, params)
         return out
 
-    def _launch(self, params: LaunchParams, index: int) -> None:
+    def _launch(self, params: LaunchParams, stream: int) -> None:
         if torch._C._cuda_isCurrentStreamCapturing():
             _captured[id(self.tables)] = self.tables
-        self.kernel.launch(params, self.blocks, self.threads, torch._C._cuda_getCurrentRawStream(index))
+        self.kernel.launch(params, self.blocks, self.threads, stream)
+
+
+def _on_device(index: int, launch: Callable[[Any, int], None], params: Any) -> None:
+    """Call ``launch(params, stream)`` with a device current, and its current stream."""
+    if torch._C._cuda_getDevice() == index:
+        launch(params, torch._C._cuda_getCurrentRawStream(index))
+    else:
+        with torch.cuda.device(index):
+            launch(params, torch._C._cuda_getCurrentRawStream(index))
 
 
 class _NormalizedCall(NamedTuple):
@@ -134,7 +147,8 @@ class _NormalizedCall(NamedTuple):
     rule: Normalization  # this and spec live as long as the keys with their ids
     spec: StftSpec
     kernel: Kernel
-    blocks: int
+    blocks: int  # of a row
+    threads: int
     params: bytes  # NormalizeParams
     extremes: tuple[int, ...] | None  # shape of what the first launch leaves for it
     out: tuple[tuple[int, ...], torch.dtype] | None  # of the result; None where it is in place
@@ -151,13 +165,11 @@ class _NormalizedCall(NamedTuple):
             params.extremes = extremes.data_ptr()
         if lengths is not None:
             params.lengths = lengths.data_ptr()
-        index = call.device.index
-        if torch._C._cuda_getDevice() == index:
-            self.kernel.launch_normalize(params, self.blocks, torch._C._cuda_getCurrentRawStream(index))
-        else:
-            with torch.cuda.device(index):
-                self.kernel.launch_normalize(params, self.blocks, torch._C._cuda_getCurrentRawStream(index))
+        _on_device(call.device.index, self._launch, params)
         return out
+
+    def _launch(self, params: NormalizeParams, stream: int) -> None:
+        self.kernel.launch_normalize(params, self.blocks, self.threads, stream)
 
 
 def _state(window: Tensor, fb: Tensor) -> tuple[int, int, int, int]:
@@ -275,14 +287,16 @@ def normalized_features(
     tiling = call.tiles, call.tables.plan.threads // 32, call.tables.plan.frames_per_tile
     with torch.cuda.device(rows.device):
         device = rows.device.index
-        kernel = _normalize_kernel(rule, spec, device, early, late, lengths is not None)
-        blocks = max(1, min(call.tiles, 4 * _device(device)[1] // len(rows))) if by_maximum else -(-n_mels // kernel.together)
+        arch, multiprocessors = _device(device)
+        s = NormalizeSpecialisation(rule, spec, arch, _name(early), _name(late), lengths is not None)
+        kernel = _kernel_of((s, device), None, lambda: Kernel(s, device))
+    blocks = max(1, min(call.tiles, 4 * multiprocessors // len(rows))) if by_maximum else -(-n_mels // s.together)
     group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
     params = NormalizeParams(None, None, None, None, rows.shape[1], frames, len(rows), group, n_mels, *tiling)
     in_place = by_maximum or (late == early and not spec.epilogue.time_major)
     extremes = (len(rows), *tiling[:2], 2) if by_maximum else None
     found = _NormalizedCall(
-        _key(*operands), rule, spec, kernel, blocks, bytes(params), extremes, None if in_place else (shape, late)
+        _key(*operands), rule, spec, kernel, blocks, s.threads, bytes(params), extremes, None if in_place else (shape, late)
     )
     out = found.run(call, rows, lengths, affine)
     if rows.data_ptr() == waveform.data_ptr():
@@ -340,16 +354,13 @@ def _prepared(
     rows = _rows(waveform)
     n_rows, n_samples = rows.shape
     shape, dtype = spec.output_shape(waveform.shape, fb.shape[1]), dtype or torch.float32
-    with torch.cuda.device(waveform.device):
+    with torch.cuda.device(waveform.device), _what_is_unsupported_is_unavailable():
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
         flags = _fits(plan, tables.filters), lengths is not None, affine is not None, extremes
         kernel = _kernel(spec, plan, device, rows.dtype, dtype, *flags)
-        try:
-            grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
-        except UnsupportedError as error:
-            raise UnavailableError(str(error)) from None
+        grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
     params = bytes(launch_params(spec, plan, grid, rows, shape, tables))
     alignment = _Alignment.of(spec, plan, rows)
     call = _Call(tables, kernel, grid.blocks, grid.threads, grid.tiles, params, shape, dtype, waveform.device, alignment)
@@ -401,7 +412,7 @@ def features_backward(
         output = features(waveform, window, fb, spec, torch.float32, lengths, affine)
     affine = None if affine is None else affine.to(torch.float32).contiguous()
 
-    with torch.cuda.device(waveform.device):
+    with torch.cuda.device(waveform.device), _what_is_unsupported_is_unavailable():
         device = waveform.device.index
         tables = _tables_of(window, fb, (spec, device, rows.dtype), lambda: _backward_tables(window, fb, spec, device, rows))
         plan = tables.plan
@@ -409,10 +420,7 @@ def features_backward(
         kernel = _kernel(
             spec, plan, device, rows.dtype, by_row.dtype, _fits(plan, tables.filters), lengths is not None, affine is not None
         )
-        try:
-            grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1], lengths is not None)
-        except UnsupportedError as error:
-            raise UnavailableError(str(error)) from None
+        grid = launch_backward(spec, plan, n_samples, n_rows, _device(device)[1], lengths is not None)
         edges = torch.empty((n_rows, grid.edge_length), dtype=torch.float32, device=rows.device)
         params = backward_params(spec, plan, grid, rows, by_row, found, edges, tables, output, lengths, affine)
         stream = torch._C._cuda_getCurrentRawStream(device)
@@ -609,12 +617,13 @@ def _refuse_in_capture(what: str) -> None:
 
 @cache
 def _device(ordinal: int) -> tuple[Architecture, int]:
-    """Architecture and number of multiprocessors."""
+    """Architecture and number of multiprocessors.
+
+    Raises:
+        UnsupportedError: there are no kernels for such a device.
+    """
     properties = torch.cuda.get_device_properties(ordinal)
-    try:
-        return architecture(properties.major, properties.minor), properties.multi_processor_count
-    except UnsupportedError as error:
-        raise UnavailableError(str(error)) from None
+    return architecture(properties.major, properties.minor), properties.multi_processor_count
 
 
 def _plan(spec: StftSpec, device: int, sample_bytes: int) -> LaunchPlan:
@@ -649,17 +658,8 @@ def _kernel(
     return _kernel_of(key, plan, make)
 
 
-def _normalize_kernel(
-    rule: Normalization, spec: StftSpec, device: int, samples: torch.dtype, output: torch.dtype, ragged: bool
-) -> Kernel:
-    def make() -> Kernel:
-        return Kernel(NormalizeSpecialisation(rule, spec, _device(device)[0], _name(samples), _name(output), ragged), device)
-
-    return _kernel_of((rule, id(spec), device, samples, output, ragged), spec, make)
-
-
 def _kernel_of(key: tuple, kept: object, make: Callable[[], Kernel]) -> Kernel:
-    """The kernel of a key, made once. ``kept`` is what the key has the id of."""
+    """The kernel of a key, made once. ``kept`` is what the key has the id of, if it has one."""
     if key not in _kernels:
         with _lock:
             if key not in _kernels:
@@ -713,18 +713,15 @@ def _place(t: Tensor) -> tuple:
 
 
 def _forward_tables(window: Tensor, fb: Tensor, spec: StftSpec, plan: LaunchPlan, samples: torch.dtype) -> _Tables:
-    window_values, fb_values = _available_values(spec, window, fb)
+    window_values, fb_values = _values(spec, window, fb)
     sample_scale = spec.scale / 32768.0 if samples == torch.int16 else spec.scale
     host = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values, sample_scale)
     return _uploaded(plan, window, fb, host.factors, host.filters, host.n_filters)
 
 
 def _backward_tables(window: Tensor, fb: Tensor, spec: StftSpec, device: int, rows: Tensor) -> _Tables:
-    window_values, fb_values = _available_values(spec, window, fb)
-    try:
-        plan = make_backward_plan(spec, _device(device)[0], fb.shape[1], entries_per_bin(fb_values), rows.element_size())
-    except UnsupportedError as error:
-        raise UnavailableError(str(error)) from None
+    window_values, fb_values = _values(spec, window, fb)
+    plan = make_backward_plan(spec, _device(device)[0], fb.shape[1], entries_per_bin(fb_values), rows.element_size())
     factors = factor_table(plan, spec.n_fft, spec.normalized, window_values, spec.scale)
     return _uploaded(plan, window, fb, factors, bin_table(fb_values, plan, spec.power), fb.shape[1])
 
@@ -741,13 +738,6 @@ def _values(spec: StftSpec, window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.
             f"the fused kernel pre-emphasises a waveform where the window, padded to n_fft, begins with 0, not with {first:g}"
         )
     return window_values, fb_values
-
-
-def _available_values(spec: StftSpec, window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        return _values(spec, window, fb)
-    except UnsupportedError as error:
-        raise UnavailableError(str(error)) from None
 
 
 def _uploaded(plan: LaunchPlan, window: Tensor, fb: Tensor, factors: np.ndarray, filters: np.ndarray, n_filters: int) -> _Tables:

@@ -1,4 +1,4 @@
-"""What front-ends do to features over time: a floor below the maximum, mean and variance."""
+"""What front-ends do to features over time: a floor below the maximum, mean and variance; frames joined."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
                 part = (row[:end] if time_major else row[:end].mT).contiguous()
                 own[:end] = _normalized((part if time_major else part.mT)[None], rule, None, end)[0]
     return out.reshape(features.shape)
+
+
+def stack_frames(features: Tensor, stack: int) -> Tensor:
+    """(..., frames, n) to (..., frames // stack, stack * n); frames that are left over are dropped."""
+    if stack == 1:
+        return features
+    whole = features.shape[-2] - features.shape[-2] % stack
+    return features[..., :whole, :].unflatten(-2, (-1, stack)).flatten(-2)
 
 
 def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int, together: int = 1) -> Tensor:

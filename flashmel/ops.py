@@ -17,6 +17,7 @@ from . import fused, reference
 from .normalize import normalize
 from .spec import Normalization, StftSpec, spec_of
 
+OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16)
 
 _library = torch.library.Library("flashmel", "DEF")
@@ -126,6 +127,12 @@ def rehearse(call: Callable[[Tensor], Tensor], n_samples: int, dtype: torch.dtyp
     if gradient:
         with torch.enable_grad():
             torch.autograd.grad(call(waveform).sum(), waveform)
+
+
+def check_output_dtype(dtype: torch.dtype | None) -> None:
+    """Raise ValueError for a dtype that modules do not give; None is that of the arithmetic."""
+    if dtype not in OUTPUT_DTYPES:
+        raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
 
 
 def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:

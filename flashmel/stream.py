@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import ops, reference
+from .normalize import stack_frames
 from .recipes import Recipe
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Stream:
         final = max(final - final % recipe.stack, self.frames)
         features = self._features(final - self.frames)
         self._forget()
-        return self._stacked(features)
+        return stack_frames(features, recipe.stack)
 
     @torch.no_grad()
     def finish(self) -> Tensor:
@@ -133,7 +134,7 @@ class Stream:
             shape[self._axis] = missing
             features = torch.cat((features, features.new_full(shape, spec.epilogue.pad_value)), self._axis)
         self.reset()
-        return self._stacked(features)
+        return stack_frames(features, recipe.stack)
 
     @property
     def _axis(self) -> int:
@@ -194,10 +195,3 @@ class Stream:
         if drop > self._tail.shape[1] // 2:
             self._tail = self._tail[:, drop:].clone()
             self._start += drop
-
-    def _stacked(self, features: Tensor) -> Tensor:
-        stack = self.frontend.recipe.stack
-        if stack == 1:
-            return features
-        whole = features.shape[-2] - features.shape[-2] % stack
-        return features[..., :whole, :].unflatten(-2, (-1, stack)).flatten(-2)

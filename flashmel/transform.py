@@ -14,8 +14,6 @@ from .buffers import Tables, table
 from .filterbank import mel_filterbank
 from .spec import MelBankSpec, StftSpec, normalization, positive_int, positive_number
 
-_OUTPUT_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
-
 
 class _Spectrogram(Tables):
     """The window and the framing, under the names of ``torchaudio.transforms.Spectrogram``."""
@@ -117,8 +115,7 @@ class MelSpectrogram(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dtype not in _OUTPUT_DTYPES:
-            raise ValueError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16 (or None), got {dtype!r}")
+        ops.check_output_dtype(dtype)
         if onesided is False:
             warnings.warn("onesided=False changes nothing: a mel spectrogram is always one-sided", stacklevel=2)
         win_length = positive_int("n_fft", n_fft) if win_length is None else win_length

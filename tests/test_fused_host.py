@@ -23,20 +23,19 @@ def kernels(monkeypatch):
     class Kernel:
         def __init__(self, specialisation, device):
             self.specialisation, self.launches, self.folds = specialisation, [], []
-            self.together = getattr(specialisation, "together", None)
             made.append(self)
 
         def launch(self, params, blocks, threads, stream):
             self.launches.append((params, blocks, threads))
 
-        def launch_normalize(self, params, blocks, stream):
+        def launch_normalize(self, params, blocks, threads, stream):
             self.launches.append((params, blocks))
 
         def launch_fold(self, params, stream):
             assert self.launches[-1][0] is params, "the other kernel has to be there first"
             self.folds.append(params)
 
-    for name in ("_plans", "_kernels", "_tables", "_captured", "_calls"):
+    for name in ("_plans", "_kernels", "_tables", "_captured", "_calls", "_normalized_calls"):
         monkeypatch.setattr(fused, name, {})
     monkeypatch.setattr(fused, "Kernel", Kernel)
     monkeypatch.setattr(fused, "_device", lambda ordinal: (HOPPER, SMS))

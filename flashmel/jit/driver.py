@@ -126,8 +126,7 @@ class Kernel:
         self._driver = driver
         self._context = self._call("cuDevicePrimaryCtxRetain", device)  # torch's; it lives as long as the process
         self._make_current()
-        self.together = getattr(s, "together", 0)
-        self._shared_bytes, self._filters_in_shared, self._threads = s.shared_bytes, s.filters_in_shared, s.threads
+        self._shared_bytes, self._filters_in_shared = s.shared_bytes, s.filters_in_shared
         data = cubin(s)
         try:
             self._module = self._call("cuModuleLoadData", data)
@@ -153,9 +152,9 @@ class Kernel:
         blocks = -(-params.edge_length // 128), min(params.rows, 65535)
         self._launch(self._functions[1], params, blocks, 128, 0, stream)
 
-    def launch_normalize(self, params: NormalizeParams, blocks: int, stream: int) -> None:
+    def launch_normalize(self, params: NormalizeParams, blocks: int, threads: int, stream: int) -> None:
         """Launch the kernel of a :class:`NormalizeSpecialisation`, with so many blocks for each row."""
-        self._launch(self._functions[0], params, (blocks, min(params.rows, 65535)), self._threads, self._shared_bytes, stream)
+        self._launch(self._functions[0], params, (blocks, min(params.rows, 65535)), threads, self._shared_bytes, stream)
 
     def _launch(
         self, function: int, params: ctypes.Structure, blocks: tuple[int, int], threads: int, shared_bytes: int, stream: int

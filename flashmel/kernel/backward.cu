@@ -76,12 +76,7 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
   wait_for_copies();
   __syncthreads();
   while (tile.exists(params)) {
-    if constexpr (Config::remove_dc) {
-      const auto* const frame = samples() + Place<Config>().frame * Config::sample_stride;
-      sum_frames<Config>(sums(), [&](int p) { return to_float(frame[Stage<Config>::place(p)]); });
-      team_barrier<Config>();
-    }
-    columns_in_turn<Config>(samples(), spectra(), factors, prologue_of<Config>(params, tile, sums()));
+    columns_in_turn<Config>(samples(), spectra(), factors, prologue_of<Config>(params, tile, samples(), sums()));
     team_barrier<Config>();
     load<Config, false>(params, tile.next(params), samples());
     load<Config, true>(params, tile.next(params), samples());

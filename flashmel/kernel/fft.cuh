@@ -60,12 +60,17 @@ __device__ inline float frame_sum(const float* sums, int frame) {
   return sum;
 }
 
-// The thread's frame; `sums` of its samples.
+// The thread's frame; `samples` are the tile's, `sums` is room for sums over them.
 template <class Config>
-__device__ inline Frame prologue_of(const Params& params, const Tile& tile, const float* sums) {
+__device__ inline Frame prologue_of(const Params& params, const Tile& tile, const typename Config::Input* samples, float* sums) {
   Frame frame = {0.0f, 0};
   const Place<Config> place;
-  if constexpr (Config::remove_dc) frame.mean = frame_sum<Config>(sums, place.frame) * (1.0f / Config::win_length);
+  if constexpr (Config::remove_dc) {
+    const typename Config::Input* const own = samples + place.frame * Config::sample_stride;
+    sum_frames<Config>(sums, [&](int p) { return to_float(own[Stage<Config>::place(p)]); });
+    team_barrier<Config>();
+    frame.mean = frame_sum<Config>(sums, place.frame) * (1.0f / Config::win_length);
+  }
   if constexpr (Config::preemphasis != 0.0f && !Config::preemphasis_in_frame) {
     const long long begin = (tile.first_frame(params) + place.frame) * Config::hop_length - Config::margin - Config::pad;
     const long long end = row_samples<Config>(params, tile.row(params)) - begin;

@@ -72,13 +72,8 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
       wait_for_copies();
       team_barrier<Config>();
     }
-    if constexpr (Config::remove_dc) {
-      const Input* const frame = samples() + Place<Config>().frame * Config::sample_stride;
-      sum_frames<Config>(sums(), [&](int p) { return to_float(frame[Stage<Config>::place(p)]); });
-      team_barrier<Config>();
-    }
     fft<Config>(
-        samples(), spectra(), factors, prologue_of<Config>(params, tile, sums()),
+        samples(), spectra(), factors, prologue_of<Config>(params, tile, samples(), sums()),
         [&] {
           if constexpr (Config::prefetch) load<Config, false>(params, tile.next(params), samples());
         },
