@@ -6,14 +6,14 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from cases import CASES
 
 from flashmel import MelSpectrogram, environment, fused
-from flashmel.jit import cache as disk
-from flashmel.jit import compiler, driver, toolchain
+from flashmel.jit import bundle, cache, compiler, driver, toolchain
 from flashmel.jit.source import NormalizeSpecialisation, Specialisation, config_header, sources
 from flashmel.plan import Architecture, UnsupportedError, architecture
 
@@ -60,7 +60,7 @@ def compile_kernels(kernels: Iterable[Specialisation | NormalizeSpecialisation])
     wanted = {(s.unit, config_header(s)): s for s in kernels}
     longest = sorted(wanted.values(), key=_duration)
     folder = environment.cache_dir()
-    missing = [s for s in longest if folder is None or disk.load(folder, compiler.cache_key(sources(s), s.arch.name)) is None]
+    missing = [s for s in longest if folder is None or cache.load(folder, compiler.cache_key(sources(s), s.arch.name)) is None]
     if missing:
         with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
             list(pool.map(driver.cubin, missing))
@@ -73,6 +73,18 @@ def nvrtc_version() -> str:
         return toolchain.nvrtc_version()
     except toolchain.ToolchainError as error:
         pytest.skip(f"no compiler: {error}")
+
+
+@pytest.fixture
+def own_bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing loaded, configured or cached by others."""
+    monkeypatch.setattr(bundle, "_loaded", {})
+    monkeypatch.setattr(bundle, "_failures", {})
+    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(environment, "_configured_cache", None)
+    monkeypatch.setattr(environment, "_configured_bundles", {})
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -11,24 +11,16 @@ import torch
 from cases import noise
 
 import flashmel
-from flashmel import MelSpectrogram, cli, environment, fused
+from flashmel import MelSpectrogram, cli, fused
 from flashmel.jit import bundle, compiler, driver, toolchain
 from flashmel.jit.source import Specialisation, sources
 from flashmel.plan import architecture, make_plan
 from flashmel.spec import StftSpec
 
+pytestmark = pytest.mark.usefixtures("own_bundles")
 SPEC = StftSpec(64, 64, 16)
 ARCHS = [architecture(8, 0), architecture(9, 0)]
 A, B = "a" * 64, "b" * 64
-
-
-@pytest.fixture(autouse=True)
-def own_state(monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle, "_loaded", {})
-    monkeypatch.setattr(bundle, "_failures", {})
-    monkeypatch.setattr(environment, "_configured_cache", None)
-    monkeypatch.setattr(environment, "_configured_bundles", {})
-    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -12,22 +12,13 @@ from flashmel import environment
 from flashmel.jit import bundle, cache
 from flashmel.jit.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("own_bundles")
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 KERNELS = [
     (A, "sm_80", "first", b"\x7fELF" + bytes(300_000)),
     (B, "sm_90", "second", b"\x7fELF2"),
     (C, "sm_90", "third", b"\x7fELF3"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_state(monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle, "_loaded", {})
-    monkeypatch.setattr(bundle, "_failures", {})
-    monkeypatch.setattr(environment, "_configured_cache", None)
-    monkeypatch.setattr(environment, "_configured_bundles", {})
-    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
 
 
 def machine(monkeypatch, *archs, cuda=13):

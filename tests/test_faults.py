@@ -19,26 +19,16 @@ from cases import noise
 from server import answer, endless, endless_redirect, hang_up, redirect, serving
 
 import flashmel
-from flashmel import MelSpectrogram, environment
+from flashmel import MelSpectrogram
 from flashmel.jit import bundle, cache, compiler, download, driver, toolchain
 from flashmel.jit.machine import Machine
 from flashmel.jit.source import Specialisation, sources
 from flashmel.plan import Architecture, architecture, make_plan
 from flashmel.spec import StftSpec
 
+pytestmark = pytest.mark.usefixtures("own_bundles")
 SPEC, HOPPER = StftSpec(64, 64, 16), architecture(9, 0)
 TINY = Specialisation(SPEC, make_plan(SPEC, HOPPER), HOPPER, "float32", "float32", True)
-
-
-@pytest.fixture(autouse=True)
-def own_state(monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle, "_loaded", {})
-    monkeypatch.setattr(bundle, "_failures", {})
-    monkeypatch.setattr(cache, "_warned", set())
-    monkeypatch.setattr(environment, "_configured_cache", None)
-    monkeypatch.setattr(environment, "_configured_bundles", {})
-    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FLASHMEL_NO_JIT", raising=False)
 
 
 @pytest.fixture
