@@ -538,7 +538,7 @@ def backward_layouts(
 
     Its threads hold one column or one pair of rows at a time: there may be fewer of them, or more, than in the forward kernel.
     """
-    overlap = (spec.n_fft - 1) // spec.hop_length
+    overlap = (spec.support - 1) // spec.hop_length
     mel, carry = _entries(4 * frames * n_mels), _entries(4 * overlap * spec.hop_length)
     most = max(factors.r1, factors.r2, factors.rows_held * factors.r3)
     registers = next(registers for held, registers in _HELD_AND_REGISTERS_BACK if most <= held)

@@ -332,13 +332,11 @@ def _source_index(spec: StftSpec, begin: int, count: int, n_samples: Tensor | in
 def _energy(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
     """|X|**2 with its epsilon, (rows, padded time) to (rows, frames, n_freqs)."""
     frames = padded.unfold(-1, spec.n_fft, spec.hop_length)
-    framewise = spec.preemphasis if spec.preemphasis_scope == "frame" else 0.0
-    if spec.remove_dc or framewise:
-        frames, window = frames[..., : spec.win_length], window[: spec.win_length]
-        if spec.remove_dc:
-            frames = frames - frames.mean(-1, keepdim=True)
-        if framewise:
-            frames = frames - framewise * torch.cat((frames[..., :1], frames[..., :-1]), -1)
+    frames, window = frames[..., : spec.support], window[: spec.support]
+    if spec.remove_dc:
+        frames = frames - frames.mean(-1, keepdim=True)
+    if spec.preemphasis and spec.preemphasis_scope == "frame":
+        frames = frames - spec.preemphasis * torch.cat((frames[..., :1], frames[..., :-1]), -1)
     bins = torch.fft.rfft(frames * window, spec.n_fft)
     energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)  # faster than abs(), and its gradient at 0 is 0
     if spec.epsilon:

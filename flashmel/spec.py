@@ -197,6 +197,12 @@ class StftSpec:
         return self.n_fft // 2 + 1
 
     @property
+    def support(self) -> int:
+        """So many of a frame's first samples matter."""
+        on_frames = self.remove_dc or (self.preemphasis > 0 and self.preemphasis_scope == "frame")
+        return self.win_length if on_frames else self.n_fft
+
+    @property
     def margin(self) -> int:
         """Samples padded on the left, after ``pad``."""
         return self.margins[0] if self.margins is not None else self.n_fft // 2 if self.center else 0

@@ -72,7 +72,7 @@ def check_backward(plan, spec, arch, n_mels, entries_per_bin=1, sample_bytes=4):
     """What must hold of every plan of the gradient."""
     check_layout(plan, spec, arch, sample_bytes)
     assert plan.prefetch and (plan.n_mels, plan.entries_per_bin) == (n_mels, entries_per_bin)
-    assert plan.overlap * spec.hop_length < spec.n_fft <= (plan.overlap + 1) * spec.hop_length
+    assert plan.overlap * spec.hop_length < spec.support <= (plan.overlap + 1) * spec.hop_length
     # A thread holds one column, or one pair of rows, at a time: two numbers a point, and what its code needs beside them.
     held = max(plan.r1, plan.r2, rows_held(plan) * plan.r3)
     assert held <= 64 and 2 * held + 40 <= registers_of(plan)

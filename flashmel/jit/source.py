@@ -103,7 +103,7 @@ def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
         "filters_in_shared": int(s.filters_in_shared),
         "affine": int(s.affine),
         "extremes": int(s.extremes),
-        "win_length": spec.win_length if spec.remove_dc else spec.n_fft,
+        "support": spec.support,
         "remove_dc": int(spec.remove_dc),
         "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
         "epsilon_is_added": int(spec.epsilon_mode == "add"),

@@ -91,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(Config::teams* Config::threads, 1)
       middle_back<Config>(spectra(), factors);
       team_barrier<Config>();
     }
-    columns_back<Config>(spectra(), factors);
+    columns_back<Config>(spectra(), factors, sums());
     team_barrier<Config>();
-    if constexpr (Config::remove_dc) mean_gradients<Config>(spectra(), sums());
+    if constexpr (Config::remove_dc) mean_gradients<Config>(sums());
     if (touches_edge<Config>(params, tile)) {
       add_frames<Config, true>(params, tile, spectra(), sums(), carry());
     } else {

@@ -302,11 +302,13 @@ __device__ inline void middle_back(float2* spectra, const float4* factors) {
       });
 }
 
-// To the gradients of a frame's windowed samples times the window: point c + count * j in the place of e[j][c].
+// To the gradients of a frame's windowed samples times the window: point c + count * j in the place of e[j][c]. And, where
+// a mean was subtracted, their sum, part by part, to `sums`.
 template <class Config>
-__device__ inline void columns_back(float2* spectra, const float4* factors) {
+__device__ inline void columns_back(float2* spectra, const float4* factors, float* sums) {
   constexpr int radix = Config::r1, count = Config::points / radix;
   const Place<Config> place;
+  float sum = 0.0f;
   float2* const e = spectra + place.frame * Config::frame_stride;
   in_columns<Config>(
       [&](Complex* a, int c) {
@@ -315,11 +317,17 @@ __device__ inline void columns_back(float2* spectra, const float4* factors) {
       [&](const Complex* a, int c) {
         const float4* const window = factors + opaque(Config::window_table + c);
 #pragma unroll
-        for (int j = 0; j < radix; ++j) {
+        for (int j = 0; j < supported_points<Config>(); ++j) {
           const float2 w = half_of(window[j / 2 * count], j % 2);
-          e[j * Config::row_stride + c] = make_float2(a[j].y * w.x, a[j].x * w.y);
+          const float2 g = make_float2(a[j].y * w.x, a[j].x * w.y);
+          e[j * Config::row_stride + c] = g;
+          if constexpr (Config::remove_dc) {
+            const float2 counted = supported<Config>(g, c, j);
+            sum += Config::paired ? counted.x + counted.y : counted.x;
+          }
         }
       });
+  if constexpr (Config::remove_dc) store_part_of_sum<Config>(sums, sum);
 }
 
 // Where in the spectra, in floats, the gradient of sample n of a frame lies.
@@ -348,17 +356,12 @@ __device__ inline bool touches_edge(const Params& params, const Tile& tile) {
          i0 + (long long)frames * Config::hop_length >= row_samples<Config>(params, tile.row(params)) - Edges<Config>::high;
 }
 
-// What the subtraction of a frame's mean takes from the gradient of each of its samples, to sums[frame].
+// From the sum of a frame's gradients to what the subtraction of its mean takes from each of its samples, sums[frame].
 template <class Config>
-__device__ inline void mean_gradients(const float2* spectra, float* sums) {
+__device__ inline void mean_gradients(float* sums) {
   const Place<Config> place;
-  const float* const gradients = reinterpret_cast<const float*>(spectra + place.frame * Config::frame_stride);
-  sum_frames<Config>(sums, [&](int p) { return gradients[sample_place<Config>(p)]; });
-  team_barrier<Config>();
   constexpr float left = Config::preemphasis_in_frame ? 1.0f - Config::preemphasis : 1.0f;  // of a constant
-  const float mean = frame_sum<Config>(sums, place.frame) * (left / Config::win_length);
-  team_barrier<Config>();
-  if (place.of_frame == 0) sums[place.frame] = mean;
+  if (place.of_frame == 0) sums[place.frame] = frame_sum<Config>(sums, place.frame) * (left / Config::support);
   team_barrier<Config>();
 }
 
@@ -376,18 +379,16 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
   const int thread = Place<Config>().thread, group = groups == 1 ? 0 : thread / lanes;
   if (thread >= groups * lanes) return;
   const float* const gradients = reinterpret_cast<const float*>(spectra);
-  // The gradient of sample o + d * hop of a frame, through the prologue; `last`: it is the waveform's last, or behind it. What d alone
-  // decides is decided when the loops over it are unrolled.
+  // The gradient of sample o + d * hop of a frame, through the prologue; `last`: it is the waveform's last, or behind it.
   const auto of_sample = [&](int frame, int o, int d, bool last) {
-    if (d * hop >= Config::win_length) return 0.0f;
     const int p = o + d * hop;
     const float* const of_frame = gradients + frame * stride;
     float g = of_frame[sample_place<Config>(p)];
     if constexpr (Config::preemphasis != 0.0f) {
-      if ((d < overlap || p + 1 < Config::n_fft) && !last) g -= Config::preemphasis * of_frame[sample_place<Config>(p + 1)];
+      if ((d < overlap || p + 1 < Config::support) && !last) g -= Config::preemphasis * of_frame[sample_place<Config>(p + 1)];
       if (Config::preemphasis_in_frame && d == 0 && o == 0) g -= Config::preemphasis * of_frame[0];
     }
-    if constexpr (Config::remove_dc) g -= (d + 1) * hop <= Config::win_length || p < Config::win_length ? sums[frame] : 0.0f;
+    if constexpr (Config::remove_dc) g -= sums[frame];
     return g;
   };
   const long long first = tile.first_frame(params), row = tile.row(params);
@@ -404,7 +405,7 @@ __device__ inline void add_frames(const Params& params, const Tile& tile, const 
   for (unsigned item = thread % lanes; item < offsets; item += lanes) {
     const int o = opaque(item);
     // Only the frame that began longest ago may end inside the slot.
-    const auto covers = [&](int d) { return d < overlap || Config::n_fft % hop == 0 || o + overlap * hop < Config::n_fft; };
+    const auto covers = [&](int d) { return d < overlap || Config::support % hop == 0 || o + overlap * hop < Config::support; };
     // The sum of slot s over the tile's frames, on top of what is carried.
     const auto sum = [&](int s) {
       float total = s < overlap && !begins ? carry[s * hop + o] : 0.0f;

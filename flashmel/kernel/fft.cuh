@@ -36,21 +36,53 @@ __device__ inline int staged(int c, int j) {
   return Stage<Config>::place(c + step * j);
 }
 
+// Point c + count * j of the frame's transform: a pair of samples, or one sample and 0.
+template <class Config>
+__device__ inline float2 point(const typename Config::Input* samples, int c, int j) {
+  using Input = typename Config::Input;
+  constexpr int count = Config::points / Config::r1;
+  if constexpr (!Config::paired) {
+    return make_float2(to_float(samples[staged<Config, count>(c, j)]), 0.0f);
+  } else {
+    const Input* const at = samples + staged<Config, 2 * count>(2 * c, j);
+    if constexpr (Config::sample_stride % 2 == 0 && Config::skew % 2 == 0) {
+      struct alignas(2 * sizeof(Input)) Pair {
+        Input x, y;
+      };
+      const Pair pair = *reinterpret_cast<const Pair*>(at);
+      return make_float2(to_float(pair.x), to_float(pair.y));
+    } else {
+      return make_float2(to_float(at[0]), to_float(at[1]));
+    }
+  }
+}
+
+// How many of the points c + count * j, for j = 0, 1, ..., have samples of the support for any c.
+template <class Config>
+__device__ constexpr int supported_points() {
+  constexpr int step = Config::points / Config::r1 * (Config::paired ? 2 : 1);
+  return (Config::support + step - 1) / step;
+}
+// x, at the place of point c + count * j; 0 where it is of samples behind the support.
+template <class Config>
+__device__ inline float2 supported(float2 x, int c, int j) {
+  constexpr int samples = Config::paired ? 2 : 1, step = Config::points / Config::r1 * samples;
+  if (step * (j + 1) <= Config::support) return x;
+  const int p = samples * c + step * j;
+  return make_float2(p < Config::support ? x.x : 0.0f, p + samples - 1 < Config::support ? x.y : 0.0f);
+}
+
 // What the prologue needs to know of a frame.
 struct Frame {
   float mean;  // of its samples that it subtracts
   int end;     // its samples from here on are behind the end of the signal
 };
 
-// The sum of the frames' first win_length values, part by part to (threads_per_frame, frames_per_tile) at `sums`: value(p)
-// is that of sample p of the thread's frame. frame_sum() after a barrier.
-template <class Config, class Value>
-__device__ inline void sum_frames(float* sums, Value value) {
+// A sum over a frame, of which each of its threads has a part. frame_sum() after a barrier.
+template <class Config>
+__device__ inline void store_part_of_sum(float* sums, float part) {
   const Place<Config> place;
-  float sum = 0.0f;
-#pragma unroll 10
-  for (int p = place.of_frame; p < Config::win_length; p += Config::threads_per_frame) sum += value(p);
-  sums[place.of_frame * Config::frames_per_tile + place.frame] = sum;
+  sums[place.of_frame * Config::frames_per_tile + place.frame] = part;
 }
 template <class Config>
 __device__ inline float frame_sum(const float* sums, int frame) {
@@ -60,16 +92,35 @@ __device__ inline float frame_sum(const float* sums, int frame) {
   return sum;
 }
 
+// The sum of the thread's samples of its frame.
+template <class Config>
+__device__ inline float sum_of_points(const typename Config::Input* samples) {
+  constexpr int count = Config::points / Config::r1;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int item = Place<Config>().of_frame; item < count; item += Config::threads_per_frame) {
+    const int c = opaque(item);
+    float2 parts = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < supported_points<Config>(); ++j) {
+      const float2 x = supported<Config>(point<Config>(samples, c, j), c, j);
+      parts.x += x.x;
+      parts.y += x.y;
+    }
+    sum += parts.x + parts.y;
+  }
+  return sum;
+}
+
 // The thread's frame; `samples` are the tile's, `sums` is room for sums over them.
 template <class Config>
 __device__ inline Frame prologue_of(const Params& params, const Tile& tile, const typename Config::Input* samples, float* sums) {
   Frame frame = {0.0f, 0};
   const Place<Config> place;
   if constexpr (Config::remove_dc) {
-    const typename Config::Input* const own = samples + place.frame * Config::sample_stride;
-    sum_frames<Config>(sums, [&](int p) { return to_float(own[Stage<Config>::place(p)]); });
+    store_part_of_sum<Config>(sums, sum_of_points<Config>(samples + place.frame * Config::sample_stride));
     team_barrier<Config>();
-    frame.mean = frame_sum<Config>(sums, place.frame) * (1.0f / Config::win_length);
+    frame.mean = frame_sum<Config>(sums, place.frame) * (1.0f / Config::support);
   }
   if constexpr (Config::preemphasis != 0.0f && !Config::preemphasis_in_frame) {
     const long long begin = (tile.first_frame(params) + place.frame) * Config::hop_length - Config::margin - Config::pad;
@@ -107,45 +158,26 @@ __device__ inline float2 after_prologue(float2 x, const typename Config::Input* 
   return x;
 }
 
-// Point c + count * j of the frame's transform: a pair of samples, or one sample and 0.
-template <class Config>
-__device__ inline float2 point(const typename Config::Input* samples, int c, int j) {
-  using Input = typename Config::Input;
-  constexpr int count = Config::points / Config::r1;
-  if constexpr (!Config::paired) {
-    return make_float2(to_float(samples[staged<Config, count>(c, j)]), 0.0f);
-  } else {
-    const Input* const at = samples + staged<Config, 2 * count>(2 * c, j);
-    if constexpr (Config::sample_stride % 2 == 0 && Config::skew % 2 == 0) {
-      struct alignas(2 * sizeof(Input)) Pair {
-        Input x, y;
-      };
-      const Pair pair = *reinterpret_cast<const Pair*>(at);
-      return make_float2(to_float(pair.x), to_float(pair.y));
-    } else {
-      return make_float2(to_float(at[0]), to_float(at[1]));
-    }
-  }
-}
-
 // The points of column c after the prologue, times the window; `samples` are its frame's.
 template <class Config>
 __device__ inline void load_column(Complex* a, const typename Config::Input* samples, const float4* factors, int c,
                                    const Frame& frame) {
-  constexpr int radix = Config::r1, count = Config::points / radix;
+  constexpr int radix = Config::r1, count = Config::points / radix, some = supported_points<Config>();
   const float4* const window = factors + opaque(Config::window_table + c);
 #pragma unroll
-  for (int j = 0; j < radix; j += 2) {
+  for (int j = 0; j < some; j += 2) {
     const float4 entry = window[j / 2 * count];
 #pragma unroll
-    for (int h = 0; h < 2 && j + h < radix; ++h) {
+    for (int h = 0; h < 2 && j + h < some; ++h) {
       const float2 x = after_prologue<Config>(point<Config>(samples, c, j + h), samples, c, j + h, frame), w = half_of(entry, h);
-      a[j + h].x = x.x * w.x;
-      a[j + h].y = x.y * w.y;
+      const float2 windowed = supported<Config>(make_float2(x.x * w.x, x.y * w.y), c, j + h);
+      a[j + h] = {windowed.x, windowed.y};
       settle(a[j + h].x);
       settle(a[j + h].y);
     }
   }
+#pragma unroll
+  for (int j = some; j < radix; ++j) a[j] = {0.0f, 0.0f};
 }
 
 // How many of a thread's transforms it has under way: two, where its items come in pairs and the registers allow it.
