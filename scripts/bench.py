@@ -781,6 +781,7 @@ def benchmark(args: argparse.Namespace, cases: Sequence[Case]) -> int:
             case = CASES[entry["name"]]
             transform = flashmel_transform(case, "cuda", args.package)
             entry["flashmel"]["compiled_us"] = measure_compiled_host(case, transform, args.quick)
+            entry["compiled_relu_us"] = measure_compiled_host(case, torch.nn.ReLU(), args.quick)  # what is torch.compile's own
         except Exception as error:
             entry.setdefault("error", describe(error))
         write_json(out, record)

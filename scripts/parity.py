@@ -437,16 +437,18 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", help="cases instead of all")
     parser.add_argument("--out", type=Path, help="instead of benchmarks/parity-DEVICE[-AUDIO].json; - writes none")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="keep what the references made of this audio")
-    parser.add_argument("--load", type=Path, metavar="FILE", help="take it from there, on a machine without the references")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the audio at all rates, and what the references made of it")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="take both from there, on a machine without the references")
     args = parser.parse_args()
     quiet()
-    stored = torch.load(args.load) if args.load else {}
+    stored = torch.load(args.load) if args.load else {"audio": {}, "references": {}}
     records = {}
     print(f"{'front-end':22} {'reference':20} {'ref mean':>9} {'ref max':>9} {'f64 mean':>9} {'f64 max':>9}")
     for case in args.only or REFERENCES:
         sample_rate = frontends.recipe(REFERENCES[case][0]).sample_rate
-        record = records[case] = measure(case, audio_at(args.audio, sample_rate), args.device, stored)
+        if sample_rate not in stored["audio"]:
+            stored["audio"][sample_rate] = audio_at(args.audio, sample_rate)
+        record = records[case] = measure(case, stored["audio"][sample_rate], args.device, stored["references"])
         ref = record.get("ref", {"mean": math.nan, "max": math.nan})
         figures = (*ref.values(), *record["f64"].values())
         print(f"{case:22} {record['reference']:20} " + " ".join(f"{value:9.1e}" for value in figures), record.get("reason", ""))

@@ -100,6 +100,8 @@ def _gpu_record(bench):
     machine = {"gpu": "NVIDIA H200", "sm_count": 132, "driver": None, "cpu": "c", "cores": 16, "threads": 16}
     versions = {"flashmel": "0.2.0", "torch": "2", "torchaudio": "2"}
     record = {"schema": 1, "device": "cuda", "quick": False, "date": "2026-01-02T03:04:05+00:00", "machine": machine}
+    both = {"flashmel": {"eager_us": 17.0, "compiled_us": 101.0}, "torchaudio": {"eager_us": 130.0}}
+    record["host"] = [{"name": case.name, "label": case.label, "compiled_relu_us": relu} | both for relu in (46.0, 48.0)]
     return record | {"versions": versions, "copy_gb_per_s": 4226.0, "against": {"version": "0.1.0"}, "cases": [entry, failed]}
 
 
@@ -114,6 +116,7 @@ def test_gpu_record_is_printed_and_reported(tmp_path, capsys):
     row = next(line for line in text.splitlines() if "whisper" in line)
     assert "| 45.0 | 722 | 16× | 20.0 | 26.2 | 1.7× |" in row
     assert "| 20.0 | 20.0 | 0 | 961.0 | 3.0e-02 | 3.5e-07 | 3.5e-07 |" in text
+    assert "| 17.0 | 130 | 101 |" in text and "Compiled, a ReLU takes 47.0 µs." in text
     assert "32 × 480000, int16 → float16" in row and "flashmel 0.1.0 µs" in text and "NVIDIA H200" in text
     assert "- another failed: ValueError: no" in text and "log" not in text
     assert {len({line.count("|") for line in block.splitlines()}) for block in text.split("\n\n") if block[0] == "|"} == {1}

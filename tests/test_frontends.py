@@ -126,6 +126,19 @@ def test_the_table_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "hifigan" in capsys.readouterr().out
 
 
+def test_the_table_is_made_without_references_from_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, audio):
+    monkeypatch.setattr(parity, "audio_at", lambda path, sample_rate: audio(sample_rate))
+    outs = tmp_path / "there.json", tmp_path / "here.json"
+    monkeypatch.setattr(sys, "argv", ["parity", "--only", "kaldi-fbank", "--save", str(tmp_path / "a.pt"), "--out", str(outs[0])])
+    assert parity.main() == 0
+    monkeypatch.setattr(parity, "audio_at", lambda *_: pytest.fail("made again"))
+    monkeypatch.setitem(parity.REFERENCES, "kaldi-fbank", (*parity.REFERENCES["kaldi-fbank"][:3], lambda: pytest.fail("run again")))
+    monkeypatch.setattr(sys, "argv", ["parity", "--only", "kaldi-fbank", "--load", str(tmp_path / "a.pt"), "--out", str(outs[1])])
+    assert parity.main() == 0
+    there, here = (json.loads(out.read_text())["cases"]["kaldi-fbank"] for out in outs)
+    assert there == here and there["ref"]["max"] > 0
+
+
 def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, audio):
     def missing():
         raise ImportError("no such package")
