@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# Of a buffer, by device: its state, and the copy that DataParallel made of it then.
+_copies: MutableMapping[Tensor, dict[torch.device, tuple[tuple[int, int], Tensor]]] = WeakTensorKeyDictionary()
 
 
 class Tables(nn.Module):
@@ -36,6 +40,11 @@ class Tables(nn.Module):
                 self._buffers[name] = old.to(new.device)
         return self
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_is_replica") and (original := self._buffers.get(name)) is not None:
+            value = _kept_copy(original, value)
+        super().__setattr__(name, value)
+
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -49,6 +58,17 @@ class Tables(nn.Module):
         own: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, own, unexpected_keys, error_msgs)
         # Keys that a checkpoint lacks are not reported: the buffer keeps what the arguments gave it.
+
+
+def _kept_copy(original: Tensor, copy: Tensor) -> Tensor:
+    """DataParallel copies all buffers at each call. The first copy on a device stands in for the later ones as long as the original
+    is what it was: kernel tables are made once for each tensor, and to make them is to wait for the GPU."""
+    if original.is_inference() or original.requires_grad:
+        return copy
+    state, by_device = (original.data_ptr(), original._version), _copies.setdefault(original, {})
+    if copy.device not in by_device or by_device[copy.device][0] != state:
+        by_device[copy.device] = state, copy
+    return by_device[copy.device][1]
 
 
 def table(module: Any, name: str) -> Tensor:

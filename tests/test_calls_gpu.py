@@ -161,10 +161,19 @@ def test_a_device_that_is_not_current():
 
 
 @two_devices
-def test_data_parallel():
+def test_data_parallel(monkeypatch):
     module = torch.nn.Sequential(MelSpectrogram(hop_length=160, n_mels=40), torch.nn.Linear(51, 3)).cuda()
     x = noise(6, 8000).cuda()
-    torch.testing.assert_close(torch.nn.DataParallel(module)(x), module(x))
+    expected = module(x)
+    parallel = torch.nn.DataParallel(module)
+    torch.testing.assert_close(parallel(x), expected)
+    made, upload = [], fused._uploaded
+    monkeypatch.setattr(fused, "_uploaded", lambda *arguments: made.append(1) or upload(*arguments))
+    for _ in range(3):
+        torch.testing.assert_close(parallel(x), expected)
+    assert not made, "tables were made for new copies of the same buffers"
+    module[0].mel_scale.fb.mul_(2)
+    torch.testing.assert_close(parallel(x), module(x))
 
 
 def _train(rank, world, port, queue):

@@ -239,6 +239,24 @@ assert "torchaudio" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_copies_that_data_parallel_makes_are_kept_until_the_buffer_changes():
+    module = MelSpectrogram(n_mels=40).spectrogram
+
+    def copied() -> torch.Tensor:
+        replica = module._replicate_for_data_parallel()
+        replica.window = module.window.clone()  # as torch.nn.parallel.replicate sets it
+        return replica.window
+
+    first = copied()
+    assert first is not module.window and copied() is first
+    module.window.mul_(2)
+    assert torch.equal(copied(), module.window) and copied() is copied()
+    module.window = torch.ones(400)
+    assert torch.equal(copied(), torch.ones(400))
+    module.window.data = torch.zeros(400)
+    assert torch.equal(copied(), torch.zeros(400))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="fork")
 def test_in_forked_workers():
     code = """
