@@ -69,6 +69,7 @@ _captured: dict[int, _Tables] = {}  # what CUDA graphs read, by id: nobody says 
 _calls: dict[tuple, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple, StftSpec, _Call]] = {}
 _normalized_calls: dict[tuple, _NormalizedCall] = {}
 _MAX_CALLS = 1024
+_NORMALIZING_BLOCKS = 4  # of a multiprocessor
 
 
 class _Alignment(NamedTuple):
@@ -108,7 +109,7 @@ class _Call(NamedTuple):
         lengths: Tensor | None = None,
         affine: Tensor | None = None,
         out: Tensor | None = None,
-        extremes: Tensor | None = None,
+        summary: Tensor | None = None,
     ) -> Tensor:
         if out is None:
             out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
@@ -121,8 +122,8 @@ class _Call(NamedTuple):
         if affine is not None:
             affine = affine.to(torch.float32).contiguous()
             params.affine = affine.data_ptr()
-        if extremes is not None:
-            params.extremes = extremes.data_ptr()
+        if summary is not None:
+            params.summary = summary.data_ptr()
         _on_device(self.device.index, self._launch, params)
         return out
 
@@ -151,19 +152,15 @@ class _NormalizedCall(NamedTuple):
     blocks: int  # of a row
     threads: int
     params: bytes  # NormalizeParams
-    extremes: tuple[int, ...] | None  # shape of what the first launch leaves for it
+    summary: tuple[int, ...]  # shape of what the first launch leaves for it
     out: tuple[tuple[int, ...], torch.dtype] | None  # of the result; None where it is in place
 
     def run(self, call: _Call, waveform: Tensor, lengths: Tensor | None, affine: Tensor | None) -> Tensor:
-        extremes = None
-        if self.extremes is not None:
-            extremes = torch.empty(self.extremes, dtype=torch.float32, device=call.device)
-        found = call.run(waveform, lengths, affine, None, extremes)
+        summary = torch.empty(self.summary, dtype=torch.float32, device=call.device)
+        found = call.run(waveform, lengths, affine, None, summary)
         out = found if self.out is None else torch.empty(self.out[0], dtype=self.out[1], device=call.device)
         params = NormalizeParams.from_buffer_copy(self.params)
-        params.features, params.out = found.data_ptr(), out.data_ptr()
-        if extremes is not None:
-            params.extremes = extremes.data_ptr()
+        params.features, params.out, params.summary = found.data_ptr(), out.data_ptr(), summary.data_ptr()
         if lengths is not None:
             params.lengths = lengths.data_ptr()
         _on_device(call.device.index, self._launch, params)
@@ -185,10 +182,10 @@ def _key(
     dtype: torch.dtype | None,
     lengths: Tensor | None,
     affine: Tensor | None,
-    extremes: bool,
+    summary: str,
 ) -> tuple:
     layout = waveform.dtype, waveform.get_device(), waveform.shape, waveform.stride()
-    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, extremes, *layout
+    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, summary, *layout
 
 
 def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
@@ -216,7 +213,7 @@ def recall(
 
     ``out``, if given, is contiguous, of this dtype, and of the result's shape and device.
     """
-    call = _found(window, fb, _key(waveform, window, fb, spec, dtype, lengths, affine, False))
+    call = _found(window, fb, _key(waveform, window, fb, spec, dtype, lengths, affine, ""))
     return None if call is None else call.run(waveform, lengths, affine, out)
 
 
@@ -254,7 +251,7 @@ def recall_normalized(
     affine: Tensor | None = None,
 ) -> Tensor | None:
     """:func:`normalized_features` of arguments like those of an earlier call, or None if there was none."""
-    found = _normalized_calls.get((id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, False)))
+    found = _normalized_calls.get((id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, "")))
     if found is None or (call := _found(window, fb, found.first)) is None:
         return None
     return found.run(call, waveform, lengths, affine)
@@ -281,29 +278,29 @@ def normalized_features(
     if waveform.numel() == 0 or fb.shape[1] == 0:
         return _nothing(waveform, fb, spec, dtype)
     first, early = _spec_before(spec, rule), _dtype_between(rule, late)
-    operands = waveform, window, fb, first, early, lengths, affine, by_maximum
+    operands = waveform, window, fb, first, early, lengths, affine, _summary_for(rule)
     rows, call = _prepared(*operands)
     shape = spec.output_shape(waveform.shape, fb.shape[1])
     n_mels, frames = shape[-2:][:: -1 if spec.epilogue.time_major else 1]
-    tiling = call.tiles, call.tables.plan.threads // 32, call.tables.plan.frames_per_tile
+    warps, per_tile = call.tables.plan.threads // 32, call.tables.plan.frames_per_tile
     with torch.cuda.device(rows.device):
         device = rows.device.index
         arch, multiprocessors = _device(device)
         s = NormalizeSpecialisation(rule, spec, arch, _name(early), _name(late), lengths is not None)
         kernel = _kernel_of((s, device), None, lambda: Kernel(s, device))
-    blocks = max(1, min(call.tiles, 4 * multiprocessors // len(rows))) if by_maximum else -(-n_mels // s.together)
+    groups = 1 if by_maximum else -(-n_mels // s.together)
+    blocks = groups * max(1, min(call.tiles, _NORMALIZING_BLOCKS * multiprocessors // (len(rows) * groups)))
     group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
-    params = NormalizeParams(None, None, None, None, rows.shape[1], frames, len(rows), group, n_mels, *tiling)
-    in_place = by_maximum or (late == early and not spec.epilogue.time_major)
-    extremes = (len(rows), *tiling[:2], 2) if by_maximum else None
+    params = NormalizeParams(None, None, None, None, rows.shape[1], frames, len(rows), group, n_mels, call.tiles, warps, per_tile)
+    summary = len(rows), call.tiles, warps if by_maximum else n_mels, 2
     found = _NormalizedCall(
-        _key(*operands), rule, spec, kernel, blocks, s.threads, bytes(params), extremes, None if in_place else (shape, late)
+        _key(*operands), rule, spec, kernel, blocks, s.threads, bytes(params), summary, None if late == early else (shape, late)
     )
     out = found.run(call, rows, lengths, affine)
     if rows.data_ptr() == waveform.data_ptr():
         if len(_normalized_calls) >= _MAX_CALLS:
             _normalized_calls.clear()
-        _normalized_calls[(id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, False))] = found
+        _normalized_calls[(id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, ""))] = found
     return out
 
 
@@ -317,6 +314,11 @@ def _normalizes(rule: Normalization, affine: bool) -> bool:
     return rule.kind != "maximum" or (rule.gain > 0 and not affine)
 
 
+def _summary_for(rule: Normalization) -> str:
+    """What the first of two launches leaves for the second, beside the features."""
+    return "extremes" if rule.kind == "maximum" else "moments"
+
+
 def _dtype_between(rule: Normalization, output: torch.dtype) -> torch.dtype:
     """Of what the first of two launches makes."""
     return output if rule.kind == "maximum" else torch.float32
@@ -324,15 +326,11 @@ def _dtype_between(rule: Normalization, output: torch.dtype) -> torch.dtype:
 
 @lru_cache(maxsize=256)
 def _spec_before(spec: StftSpec, rule: Normalization) -> StftSpec:
-    """What the first of two launches makes.
-
-    A floor commutes with gain, bias and rounding, which are therefore its business; mean and variance want frames side by side.
-    """
+    """What the first of two launches makes. A floor commutes with gain, bias and rounding, which are therefore its business."""
     end = spec.epilogue
-    if rule.kind == "maximum":
-        end = replace(end, gain=end.gain * rule.gain, bias=end.bias * rule.gain + rule.bias, pad_value=rule.pad_value)
-    else:
-        end = replace(end, time_major=False)
+    if rule.kind != "maximum":
+        return spec
+    end = replace(end, gain=end.gain * rule.gain, bias=end.bias * rule.gain + rule.bias, pad_value=rule.pad_value)
     return replace(spec, epilogue=end)
 
 
@@ -344,10 +342,10 @@ def _prepared(
     dtype: torch.dtype | None,
     lengths: Tensor | None,
     affine: Tensor | None,
-    extremes: bool = False,
+    summary: str = "",
 ) -> tuple[Tensor, _Call]:
     """The waveform as rows, and the call to make with them."""
-    key = _key(waveform, window, fb, spec, dtype, lengths, affine, extremes)
+    key = _key(waveform, window, fb, spec, dtype, lengths, affine, summary)
     if (call := _found(window, fb, key)) is not None:
         return waveform.reshape(-1, waveform.shape[-1]), call
     if window.dtype == torch.float64:
@@ -359,7 +357,7 @@ def _prepared(
         device = waveform.device.index
         plan = _plan(spec, device, rows.element_size())
         tables = _tables_of(window, fb, (id(plan), rows.dtype), lambda: _forward_tables(window, fb, spec, plan, rows.dtype))
-        flags = _fits(plan, tables.filters), lengths is not None, affine is not None, extremes
+        flags = _fits(plan, tables.filters), lengths is not None, affine is not None, summary
         kernel = _kernel(spec, plan, device, rows.dtype, dtype, *flags)
         grid = launch(spec, plan, n_samples, n_rows, _device(device)[1])
     params = bytes(launch_params(spec, plan, grid, rows, shape, tables))
@@ -554,15 +552,15 @@ def specialisations(
     """
     window_values, fb_values = _values(spec, window, fb)
 
-    def forward(spec: StftSpec, output: torch.dtype, extremes: bool = False) -> Specialisation:
+    def forward(spec: StftSpec, output: torch.dtype, summary: str = "") -> Specialisation:
         plan = make_plan(spec, arch, samples.itemsize, environment.frames_per_tile())
         filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
-        return Specialisation(spec, plan, arch, _name(samples), _name(output), _fits(plan, filters), ragged, affine, extremes)
+        return Specialisation(spec, plan, arch, _name(samples), _name(output), _fits(plan, filters), ragged, affine, summary)
 
     found: list[Specialisation | NormalizeSpecialisation] = []
     if rule is not None and _normalizes(rule, affine):
         between = _dtype_between(rule, output)
-        found.append(forward(_spec_before(spec, rule), between, rule.kind == "maximum"))
+        found.append(forward(_spec_before(spec, rule), between, _summary_for(rule)))
         found.append(NormalizeSpecialisation(rule, spec, arch, _name(between), _name(output), ragged))
     late = output if rule is None else torch.float32  # plain torch normalises before it rounds
     found.append(forward(spec, late))
@@ -650,7 +648,7 @@ def _kernel(
     device: int,
     samples: torch.dtype,
     output: torch.dtype,
-    *flags: bool,
+    *flags: Any,
 ) -> Kernel:
     """``flags`` are those of :class:`Specialisation`, in its order."""
     key = (id(plan), device, samples, output, *flags)

@@ -110,7 +110,7 @@ def backward_variants():
 
 
 # By name, whether rows have lengths: mean and pre-emphasis of a frame; a floor below the maximum, whose extremes are stored;
-# pre-emphasis over the waveform; factors of filters; symmetric margins.
+# pre-emphasis over the waveform, moments; factors of filters; symmetric margins.
 FRONT_ENDS = {"kaldi-fbank": False, "whisper-large-v3": False, "nemo": True, "ast": False, "icefall": True}
 
 
@@ -125,7 +125,7 @@ def frontend_variants():
         for name, ragged in FRONT_ENDS.items():
             for s in frontends.specialisations(frontends.frontend(name), arch, gradient=True):
                 if s.ragged == ragged:
-                    add(f"{name}{'-extremes' if getattr(s, 'extremes', False) else ''}", s)
+                    add("-".join(filter(None, (name, getattr(s, "summary", "")))), s)
         for kind, time_major, output in itertools.product(NORMALIZATION_KINDS, (False, True), ("float32", "float16")):
             spec = replace(WHISPER, epilogue=Epilogue("ln", 1e-5, time_major=time_major))
             types = (output if kind == "maximum" else "float32"), output  # a floor is found in place

@@ -511,4 +511,4 @@ def test_a_floor_without_a_kernel_ahead():
     module, rule = MelSpectrogram(hop_length=160, n_mels=40), Normalization("maximum", 8.0)
     tables = module.spectrogram.window, module.mel_scale.fb
     (kernel,) = fused.specialisations(*tables, module.spec, HOPPER, output=torch.float16, rule=rule, affine=True)
-    assert kernel.output_type == "float32" and kernel.affine and not kernel.extremes
+    assert kernel.output_type == "float32" and kernel.affine and not kernel.summary

@@ -90,9 +90,9 @@ def run(
     window=None,
     lengths=None,
     affine=None,
-    extremes=None,
+    summary=None,
 ):
-    """The emulated kernel's result, and the float64 plain path's. ``extremes`` is a list that is given those of the rows."""
+    """The emulated kernel's result, and the float64 plain path's. ``summary`` is a dictionary that has one's name and gets it."""
     arch = architecture(*divmod(compute, 10))
     plan = make_plan(spec, arch, waveform.element_size())
     plan = dataclasses.replace(plan, teams=min(plan.teams, 2))
@@ -111,10 +111,12 @@ def run(
     params.lengths, params.affine = (None if t is None else t.data_ptr() for t in (lengths, affine))
     in_shared = in_shared and 16 * len(tables.filters) <= plan.spare_bytes
     types = (str(t).removeprefix("torch.") for t in (waveform.dtype, dtype))
-    kernel = Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None, extremes is not None)
-    if extremes is not None:
-        extremes.append(torch.full((rows, grid.tiles, plan.threads // 32, 2), torch.nan))
-        params.extremes = extremes[0].data_ptr()
+    kind = next(iter(summary), "") if summary else ""
+    kernel = Specialisation(spec, plan, arch, *types, in_shared, lengths is not None, affine is not None, kind)
+    if kind:
+        across = plan.threads // 32 if kind == "extremes" else fb.shape[1]
+        summary[kind] = torch.full((rows, grid.tiles, across, 2), torch.nan)
+        params.summary = summary[kind].data_ptr()
     build(kernel, folder).run(ctypes.byref(params), grid.blocks, grid.threads)
     exact = None if affine is None else affine.double()
     return mel, reference.features(waveform, window.double(), fb.double(), spec, None, lengths, exact)
@@ -217,13 +219,37 @@ def test_front_ends_against_the_plain_path(name, ragged, tmp_path):
 def test_extremes(name, tmp_path):
     spec = FRONT_ENDS[name]
     waveform, lengths = ragged_batch(spec)
-    fb, extremes = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1)), []
-    mel, _ = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, extremes=extremes)
+    fb, summary = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1)), {"extremes": None}
+    mel, _ = run(tmp_path, spec, waveform, fb, window=front_end_window(spec), lengths=lengths, summary=summary)
     rows = mel if spec.epilogue.time_major else mel.mT
     frames = make_plan(spec, architecture(9, 0)).frames_per_tile
-    for row, length, found in zip(rows, lengths.tolist(), extremes[0], strict=True):
+    for row, length, found in zip(rows, lengths.tolist(), summary["extremes"], strict=True):
         assert torch.equal(found.amax(1)[:, 0], extremes_of(row, spec.valid_frames(length), frames)[:, 0])
         assert torch.equal(found.amin(1)[:, 1], extremes_of(row, spec.valid_frames(length), frames)[:, 1])
+
+
+@pytest.mark.parametrize("name", ["whisper", "kaldi", "nemo", "odd", "few-frames-tiles"])
+def test_moments(name, tmp_path):
+    few = StftSpec(4096, 4096, 512, epilogue=Epilogue("ln", 1e-5))
+    spec, compute = (few, 75) if name == "few-frames-tiles" else (FRONT_ENDS[name], 90)
+    waveform, lengths = ragged_batch(spec)
+    fb, summary = torch.rand(spec.n_freqs, 7, generator=torch.Generator().manual_seed(1)), {"moments": None}
+    fb[:, 2] = 0  # stands still at the floor of a logarithm
+    window = front_end_window(spec)
+    mel, _ = run(tmp_path, spec, waveform, fb, compute, window=window, lengths=lengths, summary=summary)
+    rows = mel if spec.epilogue.time_major else mel.mT
+    frames = make_plan(spec, architecture(*divmod(compute, 10))).frames_per_tile
+    for row, length, found in zip(rows, lengths.tolist(), summary["moments"], strict=True):
+        expected = moments_of(row, spec.valid_frames(length), frames)
+        there = ~expected.isnan()
+        assert_close(found[there], expected[there].float(), atol=1e-4, rtol=1e-5)
+        assert (found[:, 2, 1][there[:, 2, 1]] == 0).all()
+
+
+def moments_of(row, valid, frames):
+    """Mean and squared distances from it of the first ``valid`` rows, in tiles of ``frames``, in float64; NaN for none."""
+    parts = (row[t : max(t, min(t + frames, valid))].double() for t in range(0, len(row), frames))
+    return torch.stack([torch.stack((part.mean(0), (part - part.mean(0)).square().sum(0) / (len(part) > 0)), -1) for part in parts])
 
 
 def extremes_of(row, valid, frames):
@@ -260,19 +286,19 @@ def test_normalization(name, time_major, ragged, tmp_path):
     batched = valid.reshape(batch) if ragged else valid
     expected = normalize(x.double().reshape(*batch, *x.shape[1:]), rule, batched, time_major=time_major).reshape(x.shape)
     ends = valid.tolist() if ragged else [valid] * 4
-    if rule.kind == "maximum":  # in place, of what the other kernel has made
+    in_place = rule.kind == "maximum" or time_major
+    if rule.kind == "maximum":  # of what the other kernel has made
         x = x * rule.gain + rule.bias
         behind = torch.arange(frames) >= torch.tensor(ends)[:, None]
         x = torch.where(behind[:, :, None] if time_major else behind[:, None], rule.pad_value, x)
-    extremes = torch.stack([extremes_of(row if time_major else row.mT, end, 32) for row, end in zip(x, ends, strict=True)])
-    out = x if rule.kind == "maximum" else torch.full_like(x, torch.nan)
-    by_mel = x.mT.contiguous() if time_major else x
-    pointers = (t.data_ptr() for t in (by_mel, out, extremes, lengths))
-    params = NormalizeParams(*pointers, n_samples, frames, 4, GROUPS[rule.scope], n_mels, extremes.shape[1], 1, 32)
+    summarize = extremes_of if rule.kind == "maximum" else moments_of
+    summary = torch.stack([summarize(row if time_major else row.mT, end, 32) for row, end in zip(x, ends, strict=True)]).float()
+    out = x if in_place else torch.full_like(x, torch.nan)
+    pointers = (t.data_ptr() for t in (x, out, summary, lengths))
+    params = NormalizeParams(*pointers, n_samples, frames, 4, GROUPS[rule.scope], n_mels, summary.shape[1], 1, 32)
     s = NormalizeSpecialisation(rule, spec, architecture(9, 0), "float32", "float32", ragged)
     library = build(s, tmp_path)
-    blocks = 2 if rule.kind == "maximum" else -(-n_mels // s.together)
-    library.run(ctypes.byref(params), blocks, 32 * s.together)  # so few threads as an emulator likes
+    library.run(ctypes.byref(params), 2 if rule.kind == "maximum" else 3 * -(-n_mels // s.together), s.threads)
     assert_close(out, expected.float(), atol=1e-5, rtol=1e-5)
 
 

@@ -35,7 +35,7 @@ class LaunchParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_samples", "row_stride", "frames")),
         *((name, ctypes.c_uint32) for name in ("tiles", "all_tiles", "magic", "shift", "step", "first_inner", "inner")),
         *((name, ctypes.c_int32) for name in ("aligned", "n_mels", "n_filters", "filter_entries")),
-        *((name, ctypes.c_void_p) for name in ("lengths", "affine", "extremes")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "affine", "summary")),
     ]
 
 
@@ -58,7 +58,7 @@ class NormalizeParams(ctypes.Structure):
     """``Params`` of kernel/normalize.cu, field for field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("features", "out", "extremes", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("features", "out", "summary", "lengths")),
         *((name, ctypes.c_int64) for name in ("n_samples", "frames")),
         *((name, ctypes.c_uint32) for name in ("rows", "group")),
         *((name, ctypes.c_int32) for name in ("n_mels", "tiles", "warps", "frames_per_tile")),

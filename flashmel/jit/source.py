@@ -32,11 +32,11 @@ class Specialisation:
     filters_in_shared: bool
     ragged: bool = False  # rows have lengths of their own
     affine: bool = False  # filters have factors and summands of their own
-    extremes: bool = False  # of the features are stored too
+    summary: str = ""  # of the features, stored too: their "extremes" or "moments"
 
     def __str__(self) -> str:
         spec = self.spec
-        parts = [name for name in ("ragged", "affine", "extremes") if getattr(self, name)]
+        parts = [name for name in ("ragged", "affine") if getattr(self, name)] + ([self.summary] if self.summary else [])
         return (
             f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
             f"{', '.join([f'n_fft {spec.n_fft}', f'hop_length {spec.hop_length}', f'power {spec.power:g}', *parts])}: {self.plan}"
@@ -102,7 +102,8 @@ def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
         "factor_entries": factor_entries(plan),
         "filters_in_shared": int(s.filters_in_shared),
         "affine": int(s.affine),
-        "extremes": int(s.extremes),
+        "extremes": int(s.summary == "extremes"),
+        "moments": int(s.summary == "moments"),
         "support": spec.support,
         "remove_dc": int(spec.remove_dc),
         "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
@@ -138,18 +139,10 @@ class NormalizeSpecialisation:
 
     unit: ClassVar[str] = "normalize.cu"
     entry_points: ClassVar[tuple[str, ...]] = ("normalize",)
-    shared_bytes: ClassVar[int] = 128  # a number for each of 32 warps
+    threads: ClassVar[int] = 256  # of a block
+    together: ClassVar[int] = 8  # features of which a block takes mean and variance: 32 bytes side by side, or a warp for each
+    shared_bytes: ClassVar[int] = 4 * 64  # a number for each of a block's warps and of these features
     filters_in_shared: ClassVar[bool] = False
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return 256 * self.together
-
-    @property
-    def together(self) -> int:
-        """Features of which a block takes mean and variance: several, to write them side by side."""
-        return 2 if self.spec.epilogue.time_major and self.rule.kind != "maximum" else 1
 
     def __str__(self) -> str:
         types = f"{self.input_type} and {self.output_type}{', ragged' if self.ragged else ''}"

@@ -20,7 +20,8 @@ struct Params {
   int filter_entries;           // of 16 bytes, with the weights
   const long long* lengths;  // (rows,): samples of each row, where it is `ragged`
   const float* affine;       // (2, n_mels): factors and summands of the features, where they are `affine`
-  float2* extremes;          // (rows, tiles, warps of a team): the largest and smallest valid feature, where they are asked for
+  float2* summary;           // for normalize.cu, of valid features: if `extremes`, (rows, tiles, warps of a team), the largest and
+                             // smallest; if `moments`, (rows, tiles, n_mels), the mean and the squared distances from it
 };
 
 // One of params.rows * params.tiles, row after row. One number, for it stays in a register throughout.

@@ -34,6 +34,24 @@ __device__ inline void add_slices(float* sum, int lane) {
   }
 }
 
+// Mean, and sum of squared distances from it, of those values of `lanes` neighbouring lanes that count; `one_of` is 1 / their
+// number. The first lane's first value is subtracted from all: where they are equal, the mean is that and the sum 0.
+template <int held, int lanes, class Counts>
+__device__ inline float2 moments(const float* value, float one_of, Counts counts) {
+  const auto over_lanes = [&](auto term) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int v = 0; v < held; ++v) sum += counts(v) ? term(value[v]) : 0.0f;
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    return sum;
+  };
+  const float first = __shfl_sync(0xffffffffu, value[0], 0, lanes);
+  const float mean = one_of * over_lanes([&](float x) { return x - first; });
+  const float squares = over_lanes([&](float x) { return (x - first - mean) * (x - first - mean); });
+  return make_float2(first + mean, squares);
+}
+
 template <class Config>
 __device__ inline void project(const Params& params, const Tile& tile, const float* powers, const int4* filters) {
   using P = Projection<Config>;
@@ -71,7 +89,12 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
     valid = int(max(0ll, min(row_frames<Config>(params, tile.row(params)) - t, (long long)P::frames)));
   }
 
-  float top = lowest, bottom = highest;
+  const auto counts = [&](int v) { return v * P::groups < min(valid, stored); };
+  float top = lowest, bottom = highest, one_of_frames = 0.0f;
+  if constexpr (Config::moments) {  // 1 / valid frames of the tile
+    const long long left_of_row = min(params.frames, row_frames<Config>(params, tile.row(params))) - tile.first_frame(params);
+    one_of_frames = 1.0f / float(max(1ll, min(left_of_row, (long long)P::frames)));
+  }
   for (int i = thread / P::lanes; i < params.n_filters; i += P::step) {
     const int4 filter = filters[i];
     const float2* weight = weights + filter.z;
@@ -98,19 +121,30 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
       for (int v = 0; v < P::frames_per_lane; ++v) sum[v] += part[v];
     } while (rounds > 0);
     add_slices<P::frames_per_lane, P::groups, P::lanes>(sum, lane);
-    if (filter.w >= params.n_mels) continue;
-    Output* const to = mel + filter.w * filter_stride();
+    const bool exists = filter.w < params.n_mels;
+    if (!Config::moments && !exists) continue;
     float gain = 1.0f, bias = 0.0f;
-    if constexpr (Config::affine) gain = params.affine[filter.w], bias = params.affine[params.n_mels + filter.w];
+    if constexpr (Config::affine) {
+      if (exists) gain = params.affine[filter.w], bias = params.affine[params.n_mels + filter.w];
+    }
 #pragma unroll
     for (int v = 0; v < left; ++v) {
       sum[v] = feature<Config>(sum[v]);
       if constexpr (Config::affine) sum[v] = fmaf(gain, sum[v], bias);
       if constexpr (Config::extremes) {
-        if (v * P::groups < min(valid, stored)) top = larger(top, sum[v]), bottom = -larger(-bottom, -sum[v]);
+        if (counts(v)) top = larger(top, sum[v]), bottom = -larger(-bottom, -sum[v]);
       }
-      if constexpr (Config::has_padding) sum[v] = v * P::groups < valid ? sum[v] : Config::pad_value;
     }
+    if constexpr (Config::moments) {
+      const float2 found = moments<left, P::lanes>(sum, one_of_frames, counts);
+      if (!exists) continue;
+      if (lane == 0) params.summary[(long long)tile.index * params.n_mels + filter.w] = found;
+    }
+    if constexpr (Config::has_padding) {
+#pragma unroll
+      for (int v = 0; v < left; ++v) sum[v] = v * P::groups < valid ? sum[v] : Config::pad_value;
+    }
+    Output* const to = mel + filter.w * filter_stride();
     if (all_stored) {
 #pragma unroll
       for (int v = 0; v < left; ++v) to[v * P::groups * frame_stride()] = from_float<Output>(sum[v]);
@@ -127,6 +161,6 @@ __device__ inline void project(const Params& params, const Tile& tile, const flo
       top = larger(top, __shfl_xor_sync(0xffffffffu, top, offset));
       bottom = -larger(-bottom, -__shfl_xor_sync(0xffffffffu, bottom, offset));
     }
-    if (thread % 32 == 0) params.extremes[(long long)tile.index * (Config::threads / 32) + thread / 32] = make_float2(top, bottom);
+    if (thread % 32 == 0) params.summary[(long long)tile.index * (Config::threads / 32) + thread / 32] = make_float2(top, bottom);
   }
 }

@@ -42,6 +42,14 @@ inline float __shfl_xor_sync(unsigned, float value, int offset) {
   warp.arrive_and_wait();
   return other;
 }
+inline float __shfl_sync(unsigned, float value, int lane, int width) {
+  std::barrier<>& warp = *warp_barriers[threadIdx.x / 32];
+  shuffle_values[threadIdx.x] = value;
+  warp.arrive_and_wait();
+  const float other = shuffle_values[threadIdx.x / width * width + lane];
+  warp.arrive_and_wait();
+  return other;
+}
 
 using std::fmaf;
 inline int thread_index() { return threadIdx.x; }
