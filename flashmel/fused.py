@@ -291,7 +291,16 @@ def normalized_features(
     groups = 1 if by_maximum else -(-n_mels // s.together)
     blocks = groups * max(1, min(call.tiles, _NORMALIZING_BLOCKS * multiprocessors // (len(rows) * groups)))
     group = {"sample": 1, "channels": waveform.shape[-2] if waveform.dim() > 1 else 1, "batch": len(rows)}[rule.scope]
-    params = NormalizeParams(None, None, None, None, rows.shape[1], frames, len(rows), group, n_mels, call.tiles, warps, per_tile)
+    params = NormalizeParams(
+        n_samples=rows.shape[1],
+        frames=frames,
+        rows=len(rows),
+        group=group,
+        n_mels=n_mels,
+        tiles=call.tiles,
+        warps=warps,
+        frames_per_tile=per_tile,
+    )
     summary = len(rows), call.tiles, warps if by_maximum else n_mels, 2
     found = _NormalizedCall(
         _key(*operands), rule, spec, kernel, blocks, s.threads, bytes(params), summary, None if late == early else (shape, late)
@@ -455,24 +464,15 @@ def launch_params(
     n_rows, n_samples = rows.shape
     n_mels, frames = shape[-2:][:: -1 if spec.epilogue.time_major else 1]
     return LaunchParams(
-        None,
-        None,
-        tables.factors.data_ptr(),
-        tables.filters.data_ptr(),
-        n_samples,
-        rows.stride(0),
-        frames,
-        grid.tiles,
-        grid.all_tiles,
-        grid.magic,
-        grid.shift,
-        grid.step,
-        grid.first_inner,
-        grid.inner,
-        False,
-        n_mels,
-        tables.n_filters,
-        len(tables.filters),
+        factors=tables.factors.data_ptr(),
+        filters=tables.filters.data_ptr(),
+        n_samples=n_samples,
+        row_stride=rows.stride(0),
+        frames=frames,
+        n_mels=n_mels,
+        n_filters=tables.n_filters,
+        filter_entries=len(tables.filters),
+        **_told(grid),
     )
 
 
@@ -494,33 +494,33 @@ def backward_params(
     ``features``, what the forward pass made in float32, contiguous; ``lengths`` and ``affine`` as in :func:`launch_params`.
     """
     n_rows, n_samples = rows.shape
+    mel_row_stride, mel_stride, mel_frame_stride = mel_rows.stride()
     return BackwardParams(
-        rows.data_ptr(),
-        mel_rows.data_ptr(),
-        gradient.data_ptr(),
-        edges.data_ptr(),
-        tables.factors.data_ptr(),
-        tables.filters.data_ptr(),
-        n_samples,
-        rows.stride(0),
-        mel_rows.shape[-1],
-        *mel_rows.stride(),
-        grid.emitted,
-        grid.first_inner,
-        grid.inner,
-        grid.edge_length,
-        grid.segments,
-        grid.all_segments,
-        grid.magic,
-        grid.shift,
-        grid.stride,
-        grid.tiles,
-        _Alignment.of(spec, plan, rows).holds_at(rows.data_ptr()),
-        len(tables.filters),
-        grid.fold,
-        n_rows,
-        *(None if t is None else t.data_ptr() for t in (features, lengths, affine)),
+        waveform=rows.data_ptr(),
+        mel=mel_rows.data_ptr(),
+        gradient=gradient.data_ptr(),
+        edges=edges.data_ptr(),
+        factors=tables.factors.data_ptr(),
+        filters=tables.filters.data_ptr(),
+        n_samples=n_samples,
+        row_stride=rows.stride(0),
+        frames=mel_rows.shape[-1],
+        mel_row_stride=mel_row_stride,
+        mel_stride=mel_stride,
+        mel_frame_stride=mel_frame_stride,
+        aligned=_Alignment.of(spec, plan, rows).holds_at(rows.data_ptr()),
+        filter_entries=len(tables.filters),
+        rows=n_rows,
+        features=None if features is None else features.data_ptr(),
+        lengths=None if lengths is None else lengths.data_ptr(),
+        affine=None if affine is None else affine.data_ptr(),
+        **_told(grid),
     )
+
+
+def _told(grid: Launch | BackwardLaunch) -> dict[str, int]:
+    """What a kernel is told of its grid: all but its size, under the same names."""
+    return {name: value for name, value in vars(grid).items() if name not in ("blocks", "threads")}
 
 
 def specialisations(

@@ -268,7 +268,18 @@ def launch(spec: StftSpec, plan: LaunchPlan, n_samples: int, rows: int, multipro
     first = max(0, first)
     inner = max(0, min(last, tiles - 1) - first + 1)
     blocks, teams = _crew(plan, all_tiles, multiprocessors)
-    return Launch(blocks, teams * plan.threads, tiles, all_tiles, *division(tiles), blocks * teams, first, inner)
+    magic, shift = division(tiles)
+    return Launch(
+        blocks=blocks,
+        threads=teams * plan.threads,
+        tiles=tiles,
+        all_tiles=all_tiles,
+        magic=magic,
+        shift=shift,
+        step=blocks * teams,
+        first_inner=first,
+        inner=inner,
+    )
 
 
 def _unpadded(spec: StftSpec, plan: LaunchPlan, n_samples: int, step: int) -> tuple[int, int]:
@@ -344,19 +355,21 @@ def launch_backward(
     alone = padded >= sum(sides) and (segments == 1 or shortest * hop >= max(sides))
     few = max(spec.margin, right) <= 4 * plan.threads
     fold = folds and spec.pad_mode in ("reflect", "symmetric") and alone and few and not ragged
+    magic, shift = division(segments)
     return BackwardLaunch(
-        blocks,
-        teams * plan.threads,
-        segments,
-        segments * rows,
-        *division(segments),
-        blocks * teams,
-        tiles,
-        emitted,
-        first,
-        max(0, last - first + 1),
-        min(padded, sum(sides)) if folds else 0,
-        fold,
+        blocks=blocks,
+        threads=teams * plan.threads,
+        segments=segments,
+        all_segments=segments * rows,
+        magic=magic,
+        shift=shift,
+        stride=blocks * teams,
+        tiles=tiles,
+        emitted=emitted,
+        first_inner=first,
+        inner=max(0, last - first + 1),
+        edge_length=min(padded, sum(sides)) if folds else 0,
+        fold=fold,
     )
 
 

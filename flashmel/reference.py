@@ -18,26 +18,6 @@ _PIECE_CPU = 2**19
 _PIECE_DEVICE = 2**22  # 64 MiB
 
 
-def mel_spectrogram(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, dtype: torch.dtype | None) -> Tensor:
-    """Mel spectrogram of a waveform, all on one device.
-
-    Args:
-        waveform: (..., time), floating point or int16 PCM (scaled by 1/32768).
-        window: (win_length,); float64 here means that all is computed in float64, anything else in float32.
-        fb: (n_freqs, n_mels).
-        spec: framing, normalisation and power.
-        dtype: of the result; the dtype computed in if None.
-
-    Returns:
-        (..., n_mels, frames), contiguous, differentiable (twice too) in waveform, window and fb. Without a gradient to record it is
-        made in pieces: memory is the output and a few MiB, and on a CPU a row's result does not depend on its batch.
-
-    Raises:
-        ValueError: the waveform is empty or too short, see :meth:`StftSpec.check_length`.
-    """
-    return _transform(waveform, window, fb, spec, dtype)
-
-
 def features(
     waveform: Tensor,
     window: Tensor,
@@ -50,16 +30,21 @@ def features(
     """Features of a waveform, all that :class:`StftSpec` and its :class:`Epilogue` say, all on one device.
 
     Args:
-        waveform, window, fb, spec, dtype: see :func:`mel_spectrogram`.
+        waveform: (..., time), floating point or int16 PCM (scaled by 1/32768).
+        window: (win_length,); float64 here means that all is computed in float64, anything else in float32.
+        fb: (n_freqs, n_mels).
+        spec: framing, prologue, normalisation, power, epilogue.
+        dtype: of the result; the dtype computed in if None.
         lengths: samples of each row, an integer tensor of the waveform's shape without its last axis; what lies behind is not read,
             and each row is what it would be alone, cut off there. Clamped to what the waveform has. All of it if None.
         affine: (2, n_mels), gain and bias per mel, after the epilogue's own.
 
     Returns:
-        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major; as many as the waveform's last axis makes.
-        Those behind ``spec.valid_frames`` of a row hold the epilogue's ``pad_value``: all of them in a row too short for one.
-        Memory, batch independence and gradients are as for :func:`mel_spectrogram`; gradients are finite everywhere, and 0 where
-        a bin is.
+        (..., n_mels, frames), or (..., frames, n_mels) if the epilogue is time-major, contiguous; as many frames as the waveform's
+        last axis makes. Those behind ``spec.valid_frames`` of a row hold the epilogue's ``pad_value``: all, in a row too short for
+        one. Differentiable (twice too) in waveform, window, fb and affine; gradients are finite, and 0 where a bin is. Without a
+        gradient to record it is made in pieces: memory is the output and a few MiB, and on a CPU a row's result does not depend on
+        its batch.
 
     Raises:
         ValueError: the waveform is empty or too short, see :meth:`StftSpec.check_length`.
@@ -68,7 +53,7 @@ def features(
 
 
 def spectrogram(waveform: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
-    """|X|**power of a waveform, (..., time) to (..., n_freqs, frames); see :func:`mel_spectrogram`."""
+    """|X|**power of a waveform, (..., time) to (..., n_freqs, frames); see :func:`features`."""
     return _transform(waveform, window, None, spec, None)
 
 
@@ -105,14 +90,14 @@ def features_backward(
 ) -> Tensor:
     """Gradient of :func:`features` for the waveform, in its shape and dtype, given the gradient of the result."""
     if spec.is_plain and lengths is None and affine is None:
-        return mel_spectrogram_backward(gradient, waveform, window, fb, spec)
+        return _plain_backward(gradient, waveform, window, fb, spec)
     with torch.no_grad():
         (found,) = vector_jacobian_product(gradient, (waveform, window, fb, affine), (True, False, False, False), spec, lengths)
     return found
 
 
-def mel_spectrogram_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
-    """Gradient of :func:`mel_spectrogram` for the waveform, in its shape and dtype, given the gradient of the result.
+def _plain_backward(mel_gradient: Tensor, waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec) -> Tensor:
+    """:func:`features_backward` of a plain mel spectrogram.
 
     The same as autograd's, but in pieces, from the waveform alone, and in an order that never changes; itself it cannot be
     differentiated.

@@ -31,7 +31,7 @@ def _us(value: float | None) -> str:
 
 
 def _ratio(slower: float | None, faster: float | None) -> str:
-    """How many times as long the first takes; below 1 where it is the quicker one, and shown so."""
+    """How many times as long the first takes."""
     if not slower or not faster:
         return "–"
     ratio = slower / faster
@@ -39,7 +39,7 @@ def _ratio(slower: float | None, faster: float | None) -> str:
 
 
 def _mib(value: int | None) -> str:
-    return "–" if value is None else "0" if value == 0 else f"{value / 2**20:.1f}" if value >= 2**20 // 10 else f"{value} B"
+    return "–" if value is None else "0" if value == 0 else f"{value / 2**20:.1f}" if value >= 2**20 / 20 else "< 0.1"
 
 
 def _error(value: float | str | None) -> str:
@@ -146,7 +146,8 @@ def _host(record: Figures) -> list[str]:
 
 
 def _in_situ(entries: Sequence[Figures]) -> list[str]:
-    header = ["in front of a model", "front-end µs", "torchaudio", "share of GPU time", "torchaudio", "step µs", "torchaudio"]
+    header = ["in front of a model", "front-end µs", "torchaudio", "share of GPU time", "torchaudio"]
+    header += ["GPU time of a step, µs", "torchaudio", "wall time of a step, µs", "torchaudio"]
     rows = []
     for entry in entries:
         both = entry["flashmel"], entry["torchaudio"]
@@ -156,12 +157,12 @@ def _in_situ(entries: Sequence[Figures]) -> list[str]:
                 f"{entry['model']}, {entry['mode']}",
                 *(_us(f["front_end_us"]) for f in both),
                 *shares,
-                *(_us(f["wall_us"]) for f in both),
+                *(_us(f[of_step]) for of_step in ("gpu_us", "wall_us") for f in both),
             ]
         )
     note = (
         "32 × 10 s at 16 kHz, 400/160/80 and a logarithm, in front of six convolutions, or two and six transformer layers of width "
-        "256, in bfloat16 autocast: kernel time by torch.profiler, and the wall time of a step without it."
+        "256, in bfloat16 autocast: kernel time by torch.profiler, and the median wall time of a step without it."
     )
     return [_markdown(header, rows), "", note]
 
@@ -250,7 +251,9 @@ def parity_section(records: Sequence[Figures]) -> str:
         "Mean / largest absolute difference over the valid frames of three rows in one batch: from what the reference makes of "
         "each alone, and from the front-end in float64."
     )
-    return "\n".join(_folded("Front-ends against their references and float64", f"{_markdown(header, rows)}\n\n{note}"))
+    folded = _folded("Front-ends against their references and float64", f"{_markdown(header, rows)}\n\n{note}")
+    notes = [f"- {note}" for record in records for note in record.get("notes", [])]
+    return "\n".join([*folded, "", *notes] if notes else folded)
 
 
 def _both(difference: Figures | None) -> str:
@@ -289,7 +292,7 @@ def cold_start_section(record: Figures) -> str:
         f"{large['zip_bytes'] / 2**20:.1f}), compiled in {large['seconds']:.0f} s."
     )
     heading = _heading(record, f"Cold start on {machine.get('gpu') or machine['cpu']}", [f"{machine['cores']} cores"])
-    return "\n".join([*heading, _markdown(["ms", *WAYS.values()], rows), "", note])
+    return "\n".join([*heading, _markdown(["ms", *WAYS.values()], rows), "", note, *_notes(record)])
 
 
 def report(folder: Path) -> str:

@@ -17,7 +17,7 @@ from flashmel.spec import StftSpec
 
 
 def plain(module: MelSpectrogram, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return reference.mel_spectrogram(x, module.spectrogram.window, module.mel_scale.fb, module.spec, dtype)
+    return reference.features(x, module.spectrogram.window, module.mel_scale.fb, module.spec, dtype)
 
 
 def oracle(module: MelSpectrogram, x: Tensor) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_gradients(power: float, mode: str, pad: int):
     fb = torch.rand(spec.n_freqs, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def f(x: Tensor, window: Tensor, fb: Tensor) -> Tensor:
-        return reference.mel_spectrogram(x, window, fb, spec, None)
+        return reference.features(x, window, fb, spec, None)
 
     assert torch.autograd.gradcheck(f, (x, window, fb), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(f, (x, window, fb))
@@ -185,7 +185,7 @@ def test_nan_stays_where_it_is(bad: float, mode: str, at: int):
     clean = noise(2, 4000)
     x = clean.clone()
     x[1, at] = bad
-    expected, got = (reference.mel_spectrogram(w, torch.hamming_window(400), fb, spec, None) for w in (clean, x))
+    expected, got = (reference.features(w, torch.hamming_window(400), fb, spec, None) for w in (clean, x))
     touched = np.zeros(got.shape[-1], dtype=bool)
     for frame in range(len(touched)):
         index, valid = spec.source_index(frame * 160, 400, 4000)
@@ -263,7 +263,7 @@ def test_autocast_changes_nothing():
 def test_bank_of_any_width():
     spec = StftSpec(400, 400, 160)
     fb = torch.rand(201, 5)
-    got = reference.mel_spectrogram(noise(3, 4000), torch.hann_window(400), fb, spec, None)
+    got = reference.features(noise(3, 4000), torch.hann_window(400), fb, spec, None)
     bins = reference.spectrogram(noise(3, 4000), torch.hann_window(400), spec)
     assert got.shape == (3, 5, 26) and bins.shape == (3, 201, 26)
     torch.testing.assert_close(got, (bins.mT @ fb).mT, rtol=1e-5, atol=1e-5)
@@ -286,7 +286,7 @@ import resource, torch
 from flashmel import MelSpectrogram, reference
 torch.set_num_threads(1)
 module = MelSpectrogram(n_mels=8)
-call = lambda x: reference.mel_spectrogram(x, module.spectrogram.window, module.mel_scale.fb, module.spec, None)
+call = lambda x: reference.features(x, module.spectrogram.window, module.mel_scale.fb, module.spec, None)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 call(torch.zeros(1, 400000, dtype=torch.int16))
 x = torch.zeros(4, 12_000_000, dtype=torch.int16)  # 92 MiB; 183 MiB in float32
