@@ -189,7 +189,7 @@ def _key(
 
 
 def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
-    """The call of an earlier time with these tables, in the state that they had then."""
+    """The call recorded under the key, if window and fb are unchanged since."""
     found = _calls.get(key)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What is computed: the transform's parameters, its frame count and its padding, each stated once."""
+"""What is computed: the definition of the transform's parameters, its frame count and its padding."""
 
 from __future__ import annotations
 
@@ -294,7 +294,8 @@ class StftSpec:
 
         Returns:
             (index, valid): int64 indices into the waveform and a mask that is False where the padded signal is 0
-            (the index is 0 there). The CUDA kernel's ``source_index`` in load.cuh is this function's twin.
+            (the index is 0 there). Twins, tested against this: ``source_index`` in load.cuh and, for lengths in tensors,
+            ``reference._source_index``.
         """
         length = n_samples + 2 * self.pad
         j = np.arange(first, first + count, dtype=np.int64) - self.margin
@@ -322,7 +323,7 @@ _PLAIN = {"n_fft", "win_length", "hop_length", "pad", "power", "normalized", "ce
 
 
 def changed_fields(instance: StftSpec | Epilogue | Normalization) -> dict[str, Any]:
-    """What is not by default; an epilogue likewise."""
+    """The fields that differ from their defaults, by name; an epilogue as such a dictionary."""
     values = {part.name: (getattr(instance, part.name), part.default) for part in fields(instance) if part.init}
     return {
         name: changed_fields(value) if isinstance(value, Epilogue) else value

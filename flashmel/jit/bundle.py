@@ -17,7 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,7 +71,7 @@ class Bundle:
 
     path: Path
     digest: str
-    variants: tuple[Variant, ...]
+    variants: tuple[Variant, ...] = field(repr=False)
 
     def read(self, variant: Variant, archive: zipfile.ZipFile | None = None) -> bytes:
         """The kernel's bytes, verified; from the zip file if it is open already.
@@ -100,6 +100,9 @@ def load_bundle(path: str | os.PathLike[str], digest: str | None = None, archs: 
             it, a bundle that was downloaded before is loaded without a connection.
         archs: take the kernels for these architectures alone, ``["sm_90"]`` and the like. If None: all of a folder or zip file, and
             of an address those for the GPUs and the driver of this machine (all, where there is no GPU).
+
+    Returns:
+        The bundle: ``path``, where its files are (in the cache, if they were downloaded), ``digest``, ``variants``.
 
     Raises:
         BundleError: it is missing, incomplete, damaged, of another format, not the one expected, without a kernel for these
@@ -159,7 +162,14 @@ def _verdict(variant: Variant, machine: Machine, damage: str | None) -> Verdict:
 
 
 def has_bundle(path: str | os.PathLike[str], archs: Iterable[str] | None = None) -> bool:
-    """Whether a bundle can be read and has a kernel that :func:`bundle_variants` accepts, which also says why it has none."""
+    """Whether a bundle can be read and has a kernel that :func:`bundle_variants` accepts, which also says why it has none.
+
+    Args:
+        path, archs: as for :func:`bundle_variants`.
+
+    Raises:
+        ValueError: ``archs`` holds something else than names of architectures.
+    """
     try:
         return any(verdict.accepted for verdict in bundle_variants(path, archs))
     except BundleError:
