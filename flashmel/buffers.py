@@ -13,8 +13,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _copies: MutableMapping[Tensor, dict[torch.device, tuple[tuple[int, int], Tensor]]] = WeakTensorKeyDictionary()
 
 
+def refuse_scripting(module: nn.Module) -> None:
+    """What torch.jit.script asks of a module first."""
+    raise RuntimeError(
+        f"torch.jit.script cannot compile {type(module).__name__}: call torch.jit.trace(module, waveform), torch.export.export or "
+        "torch.compile"
+    )
+
+
 class Tables(nn.Module):
     """A module whose buffers stay float32 or float64, may be absent from a checkpoint, and survive the meta device."""
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(self, *, persistent: bool = True, **tables: Tensor) -> None:
         super().__init__()

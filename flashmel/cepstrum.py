@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -46,15 +47,27 @@ class AmplitudeToDB(nn.Module):
         super().__init__()
         one_of("stype", stype, ("power", "magnitude", "amplitude"))
         one_of("scope", scope, NORMALIZATION_SCOPES)
-        if top_db is not None and not 0 <= top_db < math.inf:
-            raise ValueError(f"top_db must be a number of decibels and not negative, or None; got {top_db!r}")
-        self.stype, self.top_db, self.scope = stype, top_db, scope
+        self.stype, self.scope, self.top_db = stype, scope, top_db
         self.multiplier, self.amin, self.ref_value, self.db_multiplier = 10.0 if stype == "power" else 20.0, AMIN, 1.0, 0.0
+
+    @property
+    def top_db(self) -> float | None:
+        return None if self.rule is None else self.rule.range
+
+    @top_db.setter
+    def top_db(self, value: float | None) -> None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < math.inf):
+            raise ValueError(f"top_db must be a number of decibels and not negative, or None; got {value!r}")
+        self.rule = None if value is None else Normalization("maximum", float(value), self.scope)
 
     def forward(self, x: Tensor) -> Tensor:
         """Decibels of (..., freq, time)."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the spectrogram must be a torch.Tensor, got {type(x).__name__}")
+        if x.dim() < 2:
+            raise ValueError(f"the spectrogram must have shape (..., freq, time), got {tuple(x.shape)}")
         decibels = self.multiplier * x.clamp(min=self.amin).log10()
-        return decibels if self.top_db is None else normalize(decibels, Normalization("maximum", self.top_db, self.scope))
+        return decibels if self.rule is None else normalize(decibels, self.rule)
 
     def extra_repr(self) -> str:
         return f"stype={self.stype!r}, top_db={self.top_db!r}, scope={self.scope!r}"
@@ -107,24 +120,25 @@ class MFCC(Tables):
         one_of("norm", norm, ("ortho", None))
         positive_int("n_mfcc", n_mfcc)
         with warnings.catch_warnings(record=True) as caught:
-            mel = MelSpectrogram(sample_rate, **(melkwargs or {}), dtype=dtype)
+            mel = MelSpectrogram(sample_rate, **{"dtype": dtype, **(melkwargs or {})})
         for warning in caught:  # again, from the line that made this module
             warnings.warn(warning.message, stacklevel=2)
         if n_mfcc > mel.n_mels:
             raise ValueError(f"n_mfcc must be at most n_mels = {mel.n_mels}, got {n_mfcc}")
-        super().__init__(dct_mat=_cosines(n_mfcc, mel.n_mels, norm).to(mel.mel_scale.fb.device, mel.mel_scale.fb.dtype))
+        fb, cosines = mel.mel_scale.fb, _cosines(n_mfcc, mel.n_mels, norm).to(mel.mel_scale.fb.dtype)
+        super().__init__(dct_mat=cosines if fb.is_meta else cosines.to(fb.device))
         self.sample_rate, self.n_mfcc, self.dct_type, self.norm, self.log_mels = sample_rate, n_mfcc, dct_type, norm, log_mels
-        self.top_db, self.dtype = TOP_DB, dtype
+        self.top_db, self.dtype = TOP_DB, mel.dtype
         self.MelSpectrogram = mel
         self.amplitude_to_DB = AmplitudeToDB("power", TOP_DB, scope=scope)
-        self._floor = Normalization("maximum", TOP_DB, scope)
         self.spec = replace(mel.spec, epilogue=Epilogue("ln", 1e-6, "add") if log_mels else Epilogue("db", AMIN))
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Coefficients (..., n_mfcc, frames) of a waveform (..., time); see the class for dtypes and errors."""
         mel, cosines = self.MelSpectrogram, table(self, "dct_mat")
         operands = waveform, mel.spectrogram.window, mel.mel_scale.fb, self.spec
-        features = ops.features(*operands) if self.log_mels else ops.normalized_features(*operands, self._floor)
+        floor = None if self.log_mels else self.amplitude_to_DB.rule
+        features = ops.features(*operands) if floor is None else ops.normalized_features(*operands, floor)
         rows = features.reshape(-1, *features.shape[-2:])
         transposed = cosines.mT.to(features.dtype)
         with torch.autocast(waveform.device.type, enabled=False):

@@ -28,16 +28,18 @@ def mel_to_hz(mel: Tensor, scale: str) -> Tensor:
     return torch.where(mel < 15.0, mel * (200.0 / 3.0), 1000.0 * torch.exp(_SLANEY_LOG_STEP * (mel - 15.0)))
 
 
-def mel_filterbank(spec: MelBankSpec, dtype: torch.dtype = torch.float64) -> Tensor:
+def mel_filterbank(spec: MelBankSpec, dtype: torch.dtype = torch.float64, bins: Tensor | None = None) -> Tensor:
     """Triangular mel filters, (n_freqs, n_mels) on the CPU; column m is filter m.
 
-    The bins' frequencies run to ``sample_rate // 2``. In float32 the steps round as torchaudio's do and the values are
-    bit for bit ``torchaudio.functional.melscale_fbanks``: its narrow filters are off by up to 1e-5, more than the
-    tolerance of a drop-in leaves. ``f_min == f_max`` gives all-zero filters.
+    ``bins`` are the bins' frequencies in Hz, (n_freqs,); if None they run to ``sample_rate // 2``, torchaudio's rule, which is off
+    for odd sample rates and odd ``n_fft``. In float32 the steps round as torchaudio's do and the values are bit for bit
+    ``torchaudio.functional.melscale_fbanks``: its narrow filters are off by up to 1e-5, more than the tolerance of a drop-in
+    leaves. ``f_min == f_max`` gives all-zero filters.
     """
     if spec.f_min == spec.f_max:
         return torch.zeros((spec.n_freqs, spec.n_mels), dtype=dtype, device="cpu")
-    bins = torch.linspace(0, spec.sample_rate // 2, spec.n_freqs, dtype=dtype, device="cpu")
+    if bins is None:
+        bins = torch.linspace(0, spec.sample_rate // 2, spec.n_freqs, dtype=dtype, device="cpu")
     low, high = hz_to_mel(spec.f_min, spec.mel_scale), hz_to_mel(spec.f_max, spec.mel_scale)
     corners = mel_to_hz(torch.linspace(low, high, spec.n_mels + 2, dtype=dtype, device="cpu"), spec.mel_scale)
     widths = corners.diff()
@@ -49,12 +51,18 @@ def mel_filterbank(spec: MelBankSpec, dtype: torch.dtype = torch.float64) -> Ten
     return bank
 
 
+def exact_filterbank(spec: MelBankSpec) -> Tensor:
+    """:func:`mel_filterbank` in float64, bin k at ``k * sample_rate / n_fft``."""
+    bins = torch.arange(spec.n_freqs, dtype=torch.float64, device="cpu") * (spec.sample_rate / spec.n_fft)
+    return mel_filterbank(spec, bins=bins)
+
+
 def librosa_filterbank(spec: MelBankSpec) -> Tensor:
-    """:func:`mel_filterbank` rounded where librosa rounds: triangles in float64, to float32, times the norm, to float32.
+    """:func:`exact_filterbank` rounded where librosa rounds: triangles in float64, to float32, times the norm, to float32.
 
     These are the bits of ``librosa.filters.mel`` and of the tables that openai-whisper ships.
     """
-    bank = mel_filterbank(replace(spec, norm=None)).float()
+    bank = exact_filterbank(replace(spec, norm=None)).float()
     if spec.norm != "slaney":
         return bank
     low, high = hz_to_mel(spec.f_min, spec.mel_scale), hz_to_mel(spec.f_max, spec.mel_scale)

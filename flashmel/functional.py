@@ -41,6 +41,7 @@ def mel_spectrogram(
         (..., n_mels, frames); ``out`` where given.
 
     Raises:
+        TypeError: an argument that has to be a tensor is none.
         ValueError: as the class does; and for an ``out`` of another shape or device, or where a gradient would be recorded.
 
     Example:
@@ -49,5 +50,19 @@ def mel_spectrogram(
         >>> mel_spectrogram(torch.randn(16000), torch.hann_window(400), torch.rand(201, 80), n_fft=400, hop_length=160).shape
         torch.Size([80, 101])
     """
-    spec = ops.cached_spec(n_fft, n_fft, hop_length, pad, power, normalization(normalized), center, pad_mode)
-    return ops.features(waveform, window, fb, spec, dtype if out is None else out.dtype, out=out)
+    for name, tensor in (("window", window), ("fb", fb), ("out", waveform if out is None else out)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if out is not None:
+        dtype = out.dtype
+    elif dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"the result must have a floating dtype, got {dtype!r}")
+    normalized = normalization(normalized)
+    if torch.compiler.is_compiling():  # which follows neither the cache nor the making of a spec, but the text that it is made of
+        text = (
+            f'{{"n_fft": {n_fft}, "win_length": {n_fft}, "hop_length": {hop_length}, "pad": {pad}, "power": {power}, '
+            f'"normalized": "{normalized}", "center": {"true" if center else "false"}, "pad_mode": "{pad_mode}"}}'
+        )
+        return ops.traced(waveform, window, fb, text, dtype, out=out)
+    spec = ops.cached_spec(n_fft, n_fft, hop_length, pad, power, normalized, center, pad_mode)
+    return ops.features(waveform, window, fb, spec, dtype, out=out)

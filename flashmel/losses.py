@@ -173,7 +173,7 @@ def _distance(a: Tensor, b: Tensor, kind: str) -> Tensor:
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str)
+    return isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
 
 
 def _per_scale(name: str, value: Any, count: int) -> tuple[Any, ...]:

@@ -25,8 +25,10 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
         for bit (but for rows of one maximum).
     """
     rows = features if time_major else features.mT
-    rows = rows.reshape(-1, *rows.shape[-2:])
+    rows = rows.reshape(math.prod(rows.shape[:-2]), *rows.shape[-2:])
     n_rows, n_frames = rows.shape[:2]
+    if rows.numel() == 0:
+        return features
     if valid is None:
         valid = n_frames
     together = 1  # rows of one maximum

@@ -28,7 +28,8 @@ _library.define(
     f"mel_spectrogram_backward(Tensor gradient, {_OPERANDS}, Tensor? features=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 
-cached_spec = lru_cache(maxsize=256)(StftSpec)  # also: the same object for the same parameters, by which calls are recalled
+# Also: the same object for the same parameters, by which calls are recalled.
+cached_spec = lru_cache(maxsize=256, typed=True)(StftSpec)
 
 
 def features(
@@ -82,8 +83,26 @@ def features(
         return reference.features(waveform, window, fb, spec, dtype, lengths, affine)
     if direct:
         return _run(waveform, window, fb, spec, dtype, lengths, affine)
+    return traced(waveform, window, fb, spec.text, dtype, lengths, affine)
+
+
+def traced(
+    waveform: Tensor,
+    window: Tensor,
+    fb: Tensor,
+    spec: str,
+    dtype: torch.dtype | None,
+    lengths: Tensor | None = None,
+    affine: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """:func:`features` as the operator, for compilers and others that watch; ``spec`` is the spec's text."""
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    return torch.ops.flashmel.mel_spectrogram(waveform, window, fb, spec.text, lengths, affine, name)
+    found = torch.ops.flashmel.mel_spectrogram(waveform, window, fb, spec, lengths, affine, name)
+    if out is None:
+        return found
+    _check_out(out, found.shape, waveform)
+    return out.copy_(found)
 
 
 def normalized_features(
@@ -121,6 +140,8 @@ def normalized_features(
 
 def rehearse(call: Callable[[Tensor], Tensor], n_samples: int, dtype: torch.dtype, device: torch.device, gradient: bool) -> None:
     """Call with silence, and call recording its gradient if so asked, so that no later call has anything to make ready."""
+    if gradient and not dtype.is_floating_point:
+        raise ValueError(f"waveforms of {dtype} have no gradient: warm up without gradient=True, or for a floating dtype")
     waveform = torch.zeros((1, n_samples), dtype=dtype, device=device, requires_grad=gradient)
     with torch.no_grad():
         call(waveform)
@@ -144,7 +165,8 @@ def checked_lengths(lengths: Tensor, waveform: Tensor) -> Tensor:
             f"lengths must have the waveform's shape without its last axis, "
             f"{tuple(waveform.shape[:-1])}, got {tuple(lengths.shape)}"
         )
-    if lengths.device.type == "cpu" and type(lengths) is Tensor and not torch.compiler.is_compiling() and lengths.numel():
+    watched = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if lengths.device.type == "cpu" and type(lengths) is Tensor and not watched and lengths.numel():
         low, high = (int(end) for end in lengths.aminmax())
         if low < 0 or high > waveform.shape[-1]:
             raise ValueError(f"lengths must lie between 0 and the waveform's {waveform.shape[-1]} samples, got {low} to {high}")
@@ -174,18 +196,21 @@ def _write(
     check(waveform, window, fb, spec, affine)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (out, waveform, window, fb, affine)):
         raise ValueError("out= records no gradient: call it under torch.no_grad(), or without out=")
-    shape = spec.output_shape(waveform.shape, fb.shape[1])
-    if out.shape != shape or out.device != waveform.device or not out.is_floating_point():
-        raise ValueError(
-            f"out must be a floating-point tensor of shape {shape} on {waveform.device}, "
-            f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
-        )
+    _check_out(out, spec.output_shape(waveform.shape, fb.shape[1]), waveform)
     if lengths is not None:
         lengths = checked_lengths(lengths, waveform)
     direct = _is_direct(waveform) and type(out) is Tensor and out.is_contiguous() and not out.is_neg()
     if not direct or fused.recall(waveform, window, fb, spec, out.dtype, lengths, affine, out) is None:
         out.copy_(features(waveform, window, fb, spec, out.dtype, lengths, affine))
     return out
+
+
+def _check_out(out: Tensor, shape: tuple[int, ...], waveform: Tensor) -> None:
+    if out.shape != shape or out.device != waveform.device or not out.is_floating_point():
+        raise ValueError(
+            f"out must be a floating-point tensor of shape {tuple(shape)} on {waveform.device}, "
+            f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
+        )
 
 
 def _is_direct(waveform: Tensor) -> bool:
@@ -196,7 +221,7 @@ def _is_direct(waveform: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and type(waveform) in (Tensor, torch.nn.Parameter)
-        and not (waveform.is_meta or waveform.is_neg())  # the dispatcher's business
+        and not (waveform.is_meta or waveform.is_neg() or waveform.is_nested or waveform.layout is not torch.strided)
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._are_functorch_transforms_active()
@@ -242,6 +267,10 @@ def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, affine: 
     if waveform.dtype not in INPUT_DTYPES:
         remedy = "pass its real part" if waveform.is_complex() else "convert it to float32, or to int16 for 16-bit PCM"
         raise ValueError(f"waveform must be float32, float16, bfloat16, float64 or int16, got {waveform.dtype}: {remedy}")
+    if waveform.is_nested:
+        raise ValueError("waveform must not be nested: pad its rows, or give it to a flashmel.frontend, which knows lengths")
+    if waveform.layout is not torch.strided:
+        raise ValueError(f"waveform must be dense, got {waveform.layout}: call its to_dense()")
     if waveform.dim() == 0:
         raise ValueError("waveform must have a time axis, got a scalar")
     if waveform.device != window.device or waveform.device != fb.device:
@@ -249,6 +278,8 @@ def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, affine: 
             f"waveform is on {waveform.device}, the module's window on {window.device} and filterbank on {fb.device}: "
             f"move the module with .to({str(waveform.device)!r}) or the waveform to the module's device"
         )
+    if window.is_complex() or fb.is_complex():
+        raise ValueError(f"window and filterbank must be real, got {window.dtype} and {fb.dtype}")
     if window.dim() != 1 or not 1 <= window.shape[0] <= spec.n_fft:
         raise ValueError(f"window must have one axis of 1 to n_fft = {spec.n_fft} values, got shape {tuple(window.shape)}")
     if fb.dim() != 2 or fb.shape[0] != spec.n_freqs:

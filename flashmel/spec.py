@@ -171,6 +171,8 @@ class StftSpec:
                 f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
                 "a mel spectrogram of complex bins is not defined"
             )
+        if not isinstance(self.center, (bool, np.bool_)):
+            raise ValueError(f"center must be True or False, got {self.center!r}")
         one_of("normalized", self.normalized, NORMALIZATIONS)
         one_of("pad_mode", self.pad_mode, PAD_MODES if self.margins is None else (*PAD_MODES, "symmetric"))
         one_of("preemphasis_scope", self.preemphasis_scope, PREEMPHASIS_SCOPES)

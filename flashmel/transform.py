@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops, reference
-from .buffers import Tables, table
+from .buffers import Tables, refuse_scripting, table
 from .filterbank import mel_filterbank
 from .spec import MelBankSpec, StftSpec, normalization, positive_int, positive_number
 
@@ -22,10 +22,16 @@ class _Spectrogram(Tables):
 
     def __init__(self, spec: StftSpec, normalized: bool | str, onesided: bool | None, window: Tensor) -> None:
         super().__init__(window=window)
-        self.spec = spec
-        self.n_fft, self.win_length, self.hop_length = spec.n_fft, spec.win_length, spec.hop_length
-        self.pad, self.power, self.normalized = spec.pad, spec.power, normalized
-        self.center, self.pad_mode, self.onesided = spec.center, spec.pad_mode, onesided
+        self.spec, self.normalized, self.onesided = spec, normalized, onesided
+
+    # Read-only: changing one after construction raises instead of being ignored. So do those below.
+    n_fft = property(lambda self: self.spec.n_fft)
+    win_length = property(lambda self: self.spec.win_length)
+    hop_length = property(lambda self: self.spec.hop_length)
+    pad = property(lambda self: self.spec.pad)
+    power = property(lambda self: self.spec.power)
+    center = property(lambda self: self.spec.center)
+    pad_mode = property(lambda self: self.spec.pad_mode)
 
     def forward(self, waveform: Tensor) -> Tensor:
         """(..., time) to (..., n_freqs, frames), in plain torch."""
@@ -39,8 +45,15 @@ class _MelScale(Tables):
 
     def __init__(self, spec: MelBankSpec, fb: Tensor) -> None:
         super().__init__(fb=fb)
-        self.n_mels, self.sample_rate, self.f_min, self.f_max = spec.n_mels, spec.sample_rate, spec.f_min, spec.f_max
-        self.norm, self.mel_scale, self.n_stft = spec.norm, spec.mel_scale, spec.n_freqs
+        self.bank = spec
+
+    n_mels = property(lambda self: self.bank.n_mels)
+    sample_rate = property(lambda self: self.bank.sample_rate)
+    f_min = property(lambda self: self.bank.f_min)
+    f_max = property(lambda self: self.bank.f_max)
+    norm = property(lambda self: self.bank.norm)
+    mel_scale = property(lambda self: self.bank.mel_scale)
+    n_stft = property(lambda self: self.bank.n_freqs)
 
     def forward(self, specgram: Tensor) -> Tensor:
         """(..., n_freqs, frames) to (..., n_mels, frames), in plain torch."""
@@ -128,7 +141,7 @@ class MelSpectrogram(nn.Module):
             pad=pad,
             power=power,
             normalized=normalization(normalized),
-            center=bool(center),
+            center=center,
             pad_mode=pad_mode,
         )
         self.bank = MelBankSpec(sample_rate, n_fft, n_mels, f_min, f_max, norm, mel_scale)
@@ -141,7 +154,9 @@ class MelSpectrogram(nn.Module):
         self.spectrogram = _Spectrogram(self.spec, normalized, onesided, window)
         self.mel_scale = _MelScale(self.bank, bank.to(window.device))
 
-    # Read-only views under torchaudio's names: changing one after construction raises instead of being ignored.
+    __prepare_scriptable__ = refuse_scripting
+
+    # Under torchaudio's names.
     sample_rate = property(lambda self: self.bank.sample_rate)
     n_fft = property(lambda self: self.spec.n_fft)
     win_length = property(lambda self: self.spec.win_length)

@@ -107,11 +107,28 @@ def test_module_behaviour():
     x = speech(4000)
     expected = mfcc(x)
     assert torch.equal(mfcc.half()(x), expected) and mfcc.dct_mat.dtype == torch.float32
-    assert MFCC(dtype=torch.bfloat16)(x).dtype == torch.bfloat16
+    assert MFCC(dtype=torch.bfloat16)(x).dtype == MFCC(melkwargs={"dtype": torch.bfloat16})(x).dtype == torch.bfloat16
     assert mfcc(x[None][:0]).shape == (0, *expected.shape)
     assert "n_mfcc=20" in repr(mfcc) and "scope='sample'" in repr(mfcc)
     with pytest.warns(UserWarning, match="mel filters are zero everywhere"):
         MFCC(melkwargs={"n_fft": 64, "n_mels": 80})
+
+
+def test_the_floor_can_be_set_and_left_out():
+    for top_db in (20.0, None):
+        ours, theirs = MFCC(scope="channels"), torchaudio.transforms.MFCC()
+        ours.amplitude_to_DB.top_db = theirs.amplitude_to_DB.top_db = top_db
+        torch.testing.assert_close(ours(speech(4000)), theirs(speech(4000)), rtol=1e-4, atol=1e-3)
+
+
+def test_built_on_meta():
+    with torch.device("meta"):
+        mfcc = MFCC(16000, 20)
+    assert torch.equal(mfcc.to_empty(device="cpu")(speech(4000)), MFCC(16000, 20)(speech(4000)))
+
+
+def test_decibels_of_nothing():
+    assert AmplitudeToDB(top_db=80.0)(torch.ones(2, 80, 0)).shape == (2, 80, 0)
 
 
 def test_what_is_refused():
@@ -123,6 +140,8 @@ def test_what_is_refused():
         (lambda: MFCC(scope="row"), "scope must be one of"),
         (lambda: AmplitudeToDB("energy"), "stype must be one of"),
         (lambda: AmplitudeToDB(top_db=-1.0), "top_db must be"),
+        (lambda: AmplitudeToDB(top_db="80"), "top_db must be a number of decibels .*got '80'"),
+        (lambda: AmplitudeToDB()(torch.ones(3)), r"must have shape \(..., freq, time\), got \(3,\)"),
     ):
         with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
             warnings.simplefilter("ignore")

@@ -66,3 +66,33 @@ def test_gradient_and_errors(device):
         mel_spectrogram(x, *tables(module), 400, 0)
     with pytest.raises(ValueError, match="too short for n_fft=400"):
         mel_spectrogram(x[:, :100], *tables(module), 400, 160)
+
+
+def test_what_is_refused():
+    module, x = MelSpectrogram(hop_length=161, n_mels=40), noise(4000)
+    window, fb = tables(module)
+    mel_spectrogram(x, window, fb, 400, 161)  # 400.0 == 400, but a call that was made before does not open the door to another
+    for arguments, kwargs, message in (
+        ((window, fb, 400.0, 161), {}, "n_fft must be a positive integer, got 400.0"),
+        ((window, fb, 400, 161), {"center": "False"}, "center must be True or False, got 'False'"),
+        ((window, fb, 400, 161), {"dtype": torch.int32}, "the result must have a floating dtype, got torch.int32"),
+        ((window, fb, 400, 161), {"dtype": "float16"}, "the result must have a floating dtype, got 'float16'"),
+        ((window, fb * 1j, 400, 161), {}, "window and filterbank must be real, got torch.float32 and torch.complex64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mel_spectrogram(x, *arguments, **kwargs)
+    with pytest.raises(TypeError, match="fb must be a torch.Tensor, got ndarray"):
+        mel_spectrogram(x, window, fb.numpy(), 400, 161)
+
+
+@any_device
+def test_compiled(device):
+    module = MelSpectrogram(hop_length=160, n_mels=40).to(device)
+    window, fb = tables(module)
+    compiled = torch.compile(
+        lambda x, out=None: mel_spectrogram(x, window, fb, 400, 160, out=out), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for length in (4000, 5000):
+        x = noise(2, length).to(device)
+        assert torch.equal(compiled(x), module(x))
+        assert torch.equal(compiled(x, torch.empty_like(module(x))), module(x))

@@ -332,6 +332,7 @@ BAD_ARGUMENTS = [
     ({"log_weight": (1.0, math.inf)}, r"log_weight must be finite and not negative, got \(1.0, inf\)"),
     ({"mag_weight": "1"}, "mag_weight must be finite and not negative, got '1'"),
     ({"mag_weight": None}, "mag_weight must be .*got None"),
+    ({"mag_weight": torch.tensor(1.0)}, "mag_weight must be .*got tensor"),
     ({"mag_weight": [1.0] * 3}, "mag_weight must be one value or 2.*got 3"),
     ({"log_weight": 0}, "log_weight or mag_weight must be positive somewhere, got 0 and 0.0"),
     ({"power": 0}, "power must be .*got 0"),

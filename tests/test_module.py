@@ -360,6 +360,7 @@ def test_one_graph_for_many_lengths(x: Tensor):
 # --- errors, warnings, repr -----------------------------------------------------------------------------------------------
 
 BAD_ARGUMENTS = [
+    ({"center": "no"}, "center must be True or False, got 'no'"),
     ({"win_length": 500}, "win_length must be at most n_fft = 400, got 500"),
     ({"hop_length": 0}, "hop_length must be a positive integer, got 0"),
     ({"hop_length": -3}, "got -3"),
@@ -428,8 +429,31 @@ def test_bad_tables(name: str, table: Tensor, x: Tensor):
 
 
 def test_parameters_are_read_only():
-    with pytest.raises(AttributeError, match="n_fft"):
-        make().n_fft = 512
+    for module, name in ((make(), "n_fft"), (make().spectrogram, "power"), (make().mel_scale, "f_max")):
+        with pytest.raises(AttributeError, match=name):
+            setattr(module, name, 512)
+        assert getattr(module, name) is not None
+
+
+def test_scripting_is_refused_and_tracing_works(x: Tensor):
+    module = make()
+    with pytest.raises(RuntimeError, match="torch.jit.script cannot compile MelSpectrogram: call torch.jit.trace"):
+        torch.jit.script(module)
+    assert torch.equal(torch.jit.trace(module, x)(x[..., :-7]), module(x[..., :-7]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "waveform,message",
+    [
+        (lambda: torch.nested.nested_tensor([torch.ones(900), torch.ones(700)]), "must not be nested: pad its rows"),
+        (lambda: torch.nested.nested_tensor([torch.ones(900), torch.ones(700)], layout=torch.jagged), "must not be nested"),
+        (lambda: torch.ones(900).to_sparse(), "must be dense, got torch.sparse_coo"),
+    ],
+)
+def test_layouts_that_are_refused(waveform, message: str):
+    with pytest.raises(ValueError, match=message):
+        make()(waveform())
 
 
 def test_quiet_after_construction(x: Tensor):

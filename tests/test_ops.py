@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from flashmel import MelSpectrogram, ops, reference
+from flashmel import MelSpectrogram, frontend, ops, reference
 from flashmel.testing import assert_close
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -339,3 +339,10 @@ def test_autocast_changes_nothing(device):
     with torch.autocast(device, torch.bfloat16):
         y = module(x)
     assert y.dtype == torch.float32 and torch.equal(y, module(x))
+
+
+def test_vmap_over_rows_with_lengths():
+    module = frontend("kaldi-fbank")
+    x, lengths = noise(3, 8000), torch.tensor([8000, 5000, 300])
+    together, _ = module(x, lengths)
+    torch.testing.assert_close(torch.vmap(lambda row, n: module(row, n)[0])(x, lengths), together, rtol=1e-5, atol=1e-4)

@@ -212,7 +212,16 @@ def test_mel_filters_take_one_entry_a_bin(spec: MelBankSpec, norm: str | None, s
 
 
 @pytest.mark.parametrize(
-    "args", ((16000, 400, 80, 0, 8000), (16000, 400, 128, 0, 8000), (24000, 1920, 80, 0, 8000), (44100, 2048, 320, 30, 22050))
+    "args",
+    (
+        (16000, 400, 80, 0, 8000),
+        (16000, 400, 128, 0, 8000),
+        (24000, 1920, 80, 0, 8000),
+        (44100, 2048, 320, 30, 22050),
+        (11025, 512, 40, 0, 5512.5),
+        (22050, 1023, 40, 0, 11025),
+        (16000, 401, 40, 0, 8000),
+    ),
 )
 def test_librosas_filters_bit_for_bit(args):
     librosa = pytest.importorskip("librosa")
