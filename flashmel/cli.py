@@ -234,7 +234,8 @@ def _frontends(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise _Failure(str(error)) from error
     shown = {"sample rate": f"{module.sample_rate} Hz", "layout": module.layout, "frames of L samples": module.length_rule}
-    shown |= {"source": module.recipe.source}
+    shown |= {"source": module.recipe.source, "compared with": module.recipe.compared_with}
+    shown |= {"not checked": module.recipe.not_checked} if module.recipe.not_checked else {}
     shown |= {"options": ", ".join(f"{name}={value!r}" for name, value in frontends.options(args.name).items()) or "none"}
     for name, value in shown.items():
         print(f"{name}: {value}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import numbers
+import reprlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +17,8 @@ from .buffers import Tables, table
 from .jit.source import NormalizeSpecialisation, Specialisation
 from .normalize import stack_frames
 from .plan import Architecture
-from .recipes import RECIPES, TABLES, WINDOWS, Recipe
-from .spec import changed_fields
+from .recipes import RECIPES, TABLES, WINDOWS, Known, Recipe
+from .spec import _is_finite, changed_fields
 from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
@@ -33,28 +35,46 @@ def names() -> list[str]:
     return sorted(RECIPES)
 
 
+# By an option's annotation: what a value must be, and whether it is. What is in range is said by what is made of it.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "int": ("a positive integer", lambda value: isinstance(value, numbers.Integral) and value is not True and int(value) > 0),
+    "float": ("a finite number", _is_finite),
+    "str": ("a string", lambda value: isinstance(value, str)),
+}
+
+
 def options(name: str) -> dict[str, Any]:
     """What :func:`frontend` takes beside a name, with the values it has by default.
 
     Raises:
         ValueError: nothing has this name.
     """
-    parameters = inspect.signature(_known(name)).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "source"}
+    return {option: parameter.default for option, parameter in _parameters(name).items()}
 
 
 def recipe(name: str, **chosen: Any) -> Recipe:
     """The recipe of a front-end, with these options.
 
     Raises:
-        ValueError: nothing has this name; it has no such option; the option's value is out of range.
+        ValueError: nothing has this name; it has no such option; the option's value is of another type or out of range.
     """
-    make = _known(name)
-    unknown = sorted(set(chosen) - set(options(name)))
+    known, parameters = _known(name), _parameters(name)
+    unknown = sorted(set(chosen) - set(parameters))
     if unknown:
-        listed = ", ".join(options(name)) or "none"
+        listed = ", ".join(parameters) or "none"
         raise ValueError(f"front-end {name!r} has no option {', '.join(map(repr, unknown))}; it has {listed}")
-    return make(**chosen)
+    for option, value in chosen.items():
+        kind, _, none = parameters[option].annotation.partition(" | ")
+        what, fits = _KINDS.get(kind, ("", lambda _: True))
+        if not fits(value) and not (none and value is None):
+            raise ValueError(f"front-end {name!r}: {option} must be {what}{' or None' if none else ''}, got {value!r}")
+    try:
+        made = known.make(**chosen)
+    except ValueError as error:  # which may name what an option became, a gain or margins
+        given = ", ".join(f"{option}={reprlib.repr(value)}" for option, value in chosen.items())
+        raise ValueError(f"front-end {name!r} with {given}: {error}") from error
+    return replace(made, source=known.source, compared_with=known.compared_with, not_checked=known.not_checked)
 
 
 def frontend(name: str, *, dtype: torch.dtype | None = None, **chosen: Any) -> FrontEnd:
@@ -67,7 +87,7 @@ def frontend(name: str, *, dtype: torch.dtype | None = None, **chosen: Any) -> F
         chosen: options of this front-end, see :func:`options`.
 
     Raises:
-        ValueError: nothing has this name; it has no such option; a value is out of range.
+        ValueError: nothing has this name; it has no such option; a value is of another type or out of range.
 
     Example:
         >>> import torch
@@ -105,10 +125,15 @@ def specialisations(
     ]
 
 
-def _known(name: str) -> Any:
+def _known(name: str) -> Known:
     if name not in RECIPES:
         raise ValueError(f"no front-end is called {name!r}; there are {', '.join(names())}")
     return RECIPES[name]
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The options, with their defaults and annotations."""
+    return {p.name: p for p in inspect.signature(_known(name).make).parameters.values() if p.default is not p.empty}
 
 
 class FrontEnd(Tables):
@@ -120,11 +145,16 @@ class FrontEnd(Tables):
         dtype: of the features, see :func:`frontend`.
 
     Shape:
-        - Input: (..., time): float32, float16, bfloat16, float64 or int16 PCM, which is scaled by 1/32768; in [-1, 1].
-        - Output: (..., n_mels, frames) or (..., frames, n_mels), as ``repr`` says.
+        - Input: (..., time), at :attr:`sample_rate`: floating point in [-1, 1] (float32, float64, float16 or bfloat16), or int16
+          PCM, which is scaled by 1/32768.
+        - Output: (..., n_features, frames) or (..., frames, n_features): :attr:`layout` says which, :attr:`length_rule` how many
+          frames there are.
 
     The buffers ``window``, ``fb`` (n_freqs, n_mels) and, in some, ``affine`` (2, n_mels) are what is computed with. No checkpoint
-    has them: the name says what they are.
+    has them: the name says what they are. The arguments are attributes too, and ``spec`` is the recipe's.
+
+    Raises:
+        ValueError: the dtype is none of features.
     """
 
     window: Tensor
@@ -143,12 +173,22 @@ class FrontEnd(Tables):
             deviation = torch.as_tensor(recipe.deviation or (1.0,) * n_mels, dtype=torch.float64, device="cpu")
             tables["affine"] = torch.stack((1.0 / deviation, -mean / deviation)).float()
         super().__init__(persistent=False, **tables)
-        end = replace(spec.epilogue, frame_multiple=recipe.frame_multiple, n_frames=recipe.n_frames)
-        self.recipe, self.name, self.dtype, self.spec = recipe, name, dtype, replace(spec, epilogue=end)
+        self.recipe, self.name, self.dtype, self.spec = recipe, name, dtype, spec
 
-    sample_rate = property(lambda self: self.recipe.sample_rate)
-    hop_length = property(lambda self: self.spec.hop_length)
-    n_features = property(lambda self: self.recipe.bank.n_mels * self.recipe.stack)
+    @property
+    def sample_rate(self) -> int:
+        """Of the audio, in Hz."""
+        return self.recipe.sample_rate
+
+    @property
+    def hop_length(self) -> int:
+        """Samples from one frame to the next, before ``recipe.stack`` frames are made into one."""
+        return self.spec.hop_length
+
+    @property
+    def n_features(self) -> int:
+        """Values of a frame of features: the number of mels, times that of the frames that are stacked."""
+        return self.recipe.bank.n_mels * self.recipe.stack
 
     def forward(
         self,
@@ -163,13 +203,14 @@ class FrontEnd(Tables):
             waveform: (..., time); or a list of 1-D tensors, or a jagged nested tensor, which have their lengths with them.
             lengths: samples of each row, an integer tensor of the waveform's shape without its last axis. Each row then is what it
                 would be alone, its ends included; nothing waits for a GPU.
-            sampling_rate: of the waveform, if it is to be compared with the front-end's.
+            sampling_rate: of the waveform, in Hz, if it is to be compared with :attr:`sample_rate`. It has the name that it has in
+                transformers' processors, so that keyword arguments for them pass.
 
         Returns:
             The features; with lengths, (features, lengths of the features in frames): behind them there is the pad value.
 
         Raises:
-            TypeError: the waveform is not a tensor, nor a list of them.
+            TypeError: the waveform is neither a tensor nor a list of tensors.
             ValueError: another sampling rate; a waveform that is empty, too short, of another dtype or on another device;
                 lengths that do not fit.
         """
@@ -254,14 +295,14 @@ class FrontEnd(Tables):
 
     def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
         """All that follows the launches. The lengths are those that they had."""
-        recipe = self.recipe
+        recipe, end = self.recipe, self.spec.epilogue
         stacked = stack_frames(features, recipe.stack)
-        if recipe.frame_multiple % recipe.stack and isinstance(lengths, Tensor):  # alone, the row has no frame of such a rest
-            pad_value = self.spec.epilogue.pad_value if recipe.normalization is None else recipe.normalization.pad_value
-            valid = self.spec.valid_frames(lengths.to(stacked.device)) // recipe.stack
-            behind = torch.arange(stacked.shape[-2], device=stacked.device) >= valid[..., None]
-            stacked = stacked.masked_fill(behind[..., None], pad_value)
-        return stacked
+        if end.frame_multiple % recipe.stack == 0 or not isinstance(lengths, Tensor):
+            return stacked
+        # A frame may be stacked of a row's last ones and of what fills up the batch. Alone, the row has no such frame.
+        valid = self.spec.valid_frames(lengths.to(stacked.device)) // recipe.stack
+        behind = torch.arange(stacked.shape[-2], device=stacked.device) >= valid[..., None]
+        return stacked.masked_fill(behind[..., None], (recipe.normalization or end).pad_value)
 
     @property
     def layout(self) -> str:
@@ -283,7 +324,8 @@ class FrontEnd(Tables):
             else f"{samples} // {spec.hop_length}"
         )
         rule = rule if recipe.stack == 1 else f"{rule} // {recipe.stack}"
-        return rule if recipe.n_frames is None else f"min({rule}, {recipe.n_frames}) of {recipe.n_frames}"
+        n_frames = spec.epilogue.n_frames
+        return rule if n_frames is None else f"min({rule}, {n_frames}) of {n_frames}"
 
     def extra_repr(self) -> str:
         recipe = self.recipe
@@ -291,7 +333,8 @@ class FrontEnd(Tables):
         shown |= {"window": recipe.window, "bank": recipe.bank, "table": recipe.table, **changed_fields(self.spec)}
         if recipe.normalization is not None:
             shown["normalization"] = changed_fields(recipe.normalization)
-        shown |= {"dtype": self.dtype, "path": ops.path(self.spec, self.window.device), "source": recipe.source}
+        shown |= {"dtype": self.dtype, "path": ops.path(self.spec, self.window.device)}
+        shown |= {name: value for name in ("source", "compared_with", "not_checked") if (value := getattr(recipe, name))}
         return ", ".join((repr(self.name), *(f"{name}={value!r}" for name, value in shown.items())))
 
 
@@ -302,13 +345,22 @@ def _batched(waveform: Any, lengths: Tensor | None) -> tuple[Tensor, Tensor | No
         raise ValueError("a list or nested tensor of waveforms has its own lengths: pass none beside it")
     if ragged:
         if waveform.layout != torch.jagged or waveform.dim() != 2:
-            raise ValueError("a nested tensor of waveforms must be jagged, of shape (batch, time)")
+            raise ValueError(
+                "a nested tensor of waveforms must be jagged, of shape (batch, time); "
+                f"got one of {waveform.dim()} axes and layout {waveform.layout}"
+            )
         held = waveform.lengths()
         lengths = waveform.offsets().diff() if held is None else held
         return torch.nested.to_padded_tensor(waveform, 0.0), lengths
     if isinstance(waveform, (list, tuple)):
-        if not waveform or not all(isinstance(w, Tensor) and w.dim() == 1 for w in waveform):
-            raise ValueError("a list of waveforms must hold 1-D tensors, at least one")
-        lengths = torch.tensor([w.shape[0] for w in waveform], device="cpu")
+        for row in waveform:
+            if not isinstance(row, Tensor):
+                raise TypeError(f"a list of waveforms must hold tensors, got {type(row).__name__}: use torch.as_tensor")
+        if not waveform:
+            raise ValueError("a list of waveforms must hold at least one, got an empty list")
+        if any(row.dim() != 1 for row in waveform):
+            shapes = ", ".join(str(tuple(row.shape)) for row in waveform)
+            raise ValueError(f"a list of waveforms must hold 1-D tensors, got {len(waveform)} tensors of shapes {shapes}")
+        lengths = torch.tensor([row.shape[0] for row in waveform], device="cpu")
         return torch.nn.utils.rnn.pad_sequence(list(waveform), batch_first=True), lengths
     return waveform, lengths

@@ -1,18 +1,19 @@
-"""The front-ends as data: what each model's features are made of, and where that is written down."""
+"""The front-ends as data: what each model's features are made of, where that is written down, and what it was compared with."""
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .filterbank import kaldi_filterbank, librosa_filterbank, mel_filterbank
-from .spec import Epilogue, MelBankSpec, Normalization, StftSpec, one_of
+from .spec import NORMALIZATION_SCOPES, Epilogue, MelBankSpec, Normalization, StftSpec, _is_finite, one_of, positive_int
 
 FLT_EPSILON = 2.0**-23
 INT16 = 32768.0  # the scale of Kaldi's samples
@@ -47,13 +48,14 @@ TABLES: dict[str, Callable[[MelBankSpec], Tensor]] = {  # by whose rounding
 class Recipe:
     """A front-end: features of a waveform by ``spec``, ``window`` and ``bank`` (one launch), then what needs all of a row.
 
+    ``mean`` and ``deviation`` may come as a list, an array or a tensor too, and are tuples afterwards.
+
     Raises:
         ValueError: naming the field and the value received.
     """
 
-    source: str  # where the definition is, what was compared with it, and what could not be
     sample_rate: int
-    spec: StftSpec
+    spec: StftSpec  # its epilogue also says to how many frames a row is filled up
     window: str  # of WINDOWS
     bank: MelBankSpec
     table: str = "exact"  # of TABLES
@@ -62,17 +64,42 @@ class Recipe:
     deviation: tuple[float, ...] | None = None
     normalization: Normalization | None = None
     stack: int = 1  # so many frames make one; those that are left over are dropped
-    frame_multiple: int = 1  # before that, frames are filled up with the pad value to a multiple of this
-    n_frames: int | None = None  # or to this number, or cut
     sample_multiple: int = 1  # zeros behind a row's samples make its length a multiple of this
     min_samples: int = 0  # and at least this
     n_samples: int | None = None  # or this number, or it is cut
+    source: str = ""  # where the definition is
+    compared_with: str = "nothing"  # what was run beside it, with the default options unless it names others
+    not_checked: str = ""  # what nobody has looked at
 
     def __post_init__(self) -> None:
         one_of("window", self.window, tuple(WINDOWS))
         one_of("table", self.table, tuple(TABLES))
+        for name in ("sample_rate", "stack", "sample_multiple"):
+            positive_int(name, getattr(self, name))
+        if self.min_samples != 0:
+            positive_int("min_samples", self.min_samples)
+        if self.n_samples is not None:
+            least = self.spec.minimum_length - 2 * self.spec.pad
+            if positive_int("n_samples", self.n_samples) < least:
+                raise ValueError(f"n_samples must be at least {least}, which the padding and a frame need; got {self.n_samples}")
+        if self.bank.n_fft != self.spec.n_fft:
+            raise ValueError(f"bank must be one for the spec's n_fft = {self.spec.n_fft}, got n_fft = {self.bank.n_fft}")
+        for name in ("mean", "deviation"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _one_for_each_mel(name, values, self.bank.n_mels))
+        if self.deviation is not None and 0 in self.deviation:
+            raise ValueError(f"deviation must not be 0, got 0 for mel {self.deviation.index(0)}")
         if self.stack > 1 and not self.spec.epilogue.time_major:
             raise ValueError(f"stack={self.stack} needs a time-major epilogue: frames are joined along the features")
+
+
+def _one_for_each_mel(name: str, values: Any, n_mels: int) -> tuple[float, ...]:
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(listed, (tuple, list)):
+        raise ValueError(f"{name} must hold n_mels = {n_mels} numbers, got {values!r}")
+    if len(listed) != n_mels or not all(map(_is_finite, listed)):
+        raise ValueError(f"{name} must hold n_mels = {n_mels} finite numbers, got {len(listed)}: {reprlib.repr(listed)}")
+    return tuple(map(float, listed))
 
 
 def _bank(sample_rate: int, n_fft: int, n_mels: int, f_min: float, f_max: float | None, scale: str = "slaney") -> MelBankSpec:
@@ -86,6 +113,20 @@ def _centred(n_fft: int, hop_length: int, drop_last: bool = False) -> tuple[int,
     return n_fft // 2, n_fft // 2 - hop_length * drop_last
 
 
+def _same(n_fft: int, hop_length: int) -> tuple[int, int]:
+    """Margins with which there are time // hop_length frames (if n_fft - hop_length is even)."""
+    if hop_length > n_fft:
+        raise ValueError(f"hop_length must be at most n_fft = {n_fft}, got {hop_length}")
+    return (n_fft - hop_length) // 2, (n_fft - hop_length) // 2
+
+
+def _standardised(mean: float, deviation: float) -> tuple[float, float]:
+    """Gain and bias that make (x - mean) / deviation of x."""
+    if deviation == 0:
+        raise ValueError(f"deviation must not be 0, got {deviation!r}")
+    return 1.0 / deviation, -mean / deviation
+
+
 # ------------------------------------------------------------------------------------------------------------ speech models
 
 
@@ -93,13 +134,13 @@ def _whisper(
     n_mels: int = 80,
     n_samples: int | None = None,
     scope: str = "sample",
-    source: str = "openai-whisper log_mel_spectrogram; n_samples=480000 is transformers.WhisperFeatureExtractor",
+    frame_multiple: int = 1,
     **fields: Any,
 ) -> Recipe:
+    end = Epilogue("log10", 1e-10, frame_multiple=frame_multiple)
     return Recipe(
-        source=source,
         sample_rate=16000,
-        spec=StftSpec(400, 400, 160, margins=_centred(400, 160, drop_last=True), epilogue=Epilogue("log10", 1e-10)),
+        spec=StftSpec(400, 400, 160, margins=_centred(400, 160, drop_last=True), epilogue=end),
         window="hann",
         bank=_bank(16000, 400, n_mels, 0, 8000),
         table="librosa",
@@ -111,8 +152,6 @@ def _whisper(
 
 def _voxtral_realtime(n_mels: int = 128, center: bool = True) -> Recipe:
     return Recipe(
-        source="transformers.VoxtralRealtimeFeatureExtractor with its default global_log_mel_max of 1.5; its attention mask counts "
-        "frames that fit into the row, fewer than there are",
         sample_rate=16000,
         spec=StftSpec(
             400, 400, 160, margins=_centred(400, 160, drop_last=True) if center else (0, -160),
@@ -128,21 +167,18 @@ def _nemo(
     normalize: str = "per_feature",
     pad_to: int = 1,
     time_major: bool = False,
-    source: str = "nemo_toolkit FilterbankFeatures in evaluation, as ASR configurations have it (window 25 ms, n_fft 512)",
 ) -> Recipe:
     one_of("normalize", normalize, ("per_feature", "none"))
     return Recipe(
-        source=source,
         sample_rate=16000,
         spec=StftSpec(
             512, 400, 160, pad_mode="constant", preemphasis=0.97,
-            epilogue=Epilogue("ln", 2.0**-24, "add", masked_frames=1, time_major=time_major),
+            epilogue=Epilogue("ln", 2.0**-24, "add", masked_frames=1, frame_multiple=pad_to, time_major=time_major),
         ),
         window="hann-symmetric",
         bank=_bank(16000, 512, n_mels, 0, 8000),
         table="librosa",
         normalization=Normalization("variance", ddof=1, eps=1e-5) if normalize == "per_feature" else None,
-        frame_multiple=pad_to,
     )  # fmt: skip
 
 
@@ -164,21 +200,28 @@ def _kaldi(
     gain: float = 1.0,
     bias: float = 0.0,
     pad_value: float = 0.0,
-    source: str = "torchaudio.compliance.kaldi.fbank and kaldi-native-fbank, without dither and energy; frame_length and "
-    "frame_shift are in ms, f_max up to 0 counts from the Nyquist frequency, scale is of the samples (32768 for Kaldi's own)",
+    n_frames: int | None = None,
+    frame_multiple: int = 1,
     **fields: Any,
 ) -> Recipe:
     win_length, hop_length = int(sample_rate * frame_length * 0.001), int(sample_rate * frame_shift * 0.001)
+    for name, milliseconds, samples in (("frame_length", frame_length, win_length), ("frame_shift", frame_shift, hop_length)):
+        if samples < 1:
+            raise ValueError(f"{name} must be at least one sample long, got {milliseconds!r} ms at {sample_rate} Hz")
     n_fft = 1 << (win_length - 1).bit_length()
     left = 0 if snip_edges else win_length // 2 - hop_length // 2
+    if left < 0:
+        raise ValueError(f"frame_shift must be at most frame_length = {frame_length!r} ms without snip_edges, got {frame_shift!r}")
     right = n_fft - win_length if snip_edges else n_fft - hop_length + hop_length // 2 - left
     return Recipe(
-        source=source,
         sample_rate=sample_rate,
         spec=StftSpec(
             n_fft, win_length, hop_length, power=power, margins=(left, right), pad_mode="constant" if snip_edges else "symmetric",
             scale=scale, preemphasis=preemphasis, preemphasis_scope="frame", remove_dc=remove_dc,
-            epilogue=Epilogue("ln" if log else None, floor, gain=gain, bias=bias, time_major=True, pad_value=pad_value),
+            epilogue=Epilogue(
+                "ln" if log else None, floor, gain=gain, bias=bias, time_major=True, frame_multiple=frame_multiple,
+                n_frames=n_frames, pad_value=pad_value,
+            ),
         ),
         window=window,
         bank=MelBankSpec(sample_rate, n_fft, n_mels, f_min, f_max + sample_rate / 2 if f_max <= 0 else f_max),
@@ -188,23 +231,19 @@ def _kaldi(
     )  # fmt: skip
 
 
-def _seamless(pad_value: float = 0.0, source: str = "") -> Recipe:
+def _seamless(pad_value: float = 0.0) -> Recipe:
     rule = Normalization("variance", ddof=1, eps=1e-7, eps_mode="variance", pad_value=pad_value)
-    return _kaldi(n_mels=80, scale=INT16, normalization=rule, stack=2, frame_multiple=2, source=source)
+    return _kaldi(n_mels=80, scale=INT16, normalization=rule, stack=2, frame_multiple=2)
 
 
-def _ast(mean: float = -4.2677393, deviation: float = 4.5689974, n_frames: int | None = 1024, source: str = "") -> Recipe:
+def _ast(mean: float = -4.2677393, deviation: float = 4.5689974, n_frames: int | None = 1024) -> Recipe:
     """Frames that pad are 0 before the affine: after it they are its bias. Waveforms need not be rid of their mean: frames are."""
-    gain, bias = 0.5 / deviation, -0.5 * mean / deviation
-    return _kaldi(
-        n_mels=128, window="hann-symmetric", gain=gain, bias=bias, pad_value=bias, n_frames=n_frames,
-        source=source or "transformers.ASTFeatureExtractor (AudioSet's mean and deviation by default)",
-    )  # fmt: skip
+    gain, bias = _standardised(mean, 2 * deviation)
+    return _kaldi(n_mels=128, window="hann-symmetric", gain=gain, bias=bias, pad_value=bias, n_frames=n_frames)
 
 
 def _phi4() -> Recipe:
     return Recipe(
-        source="transformers.Phi4MultimodalFeatureExtractor, whose filters differ in one weight from the original speechlib_mel",
         sample_rate=16000,
         spec=StftSpec(
             512, 400, 160, margins=(0, 112), pad_mode="constant", scale=INT16, preemphasis=0.97, preemphasis_scope="frame",
@@ -219,7 +258,6 @@ def _phi4() -> Recipe:
 
 def _gemma3n(mean: tuple[float, ...] | None = None, deviation: tuple[float, ...] | None = None) -> Recipe:
     return Recipe(
-        source="transformers.Gemma3nAudioFeatureExtractor, whose mask also counts frames that reach behind the row",
         sample_rate=16000,
         spec=StftSpec(
             1024, 512, 160, margins=(0, 511), pad_mode="constant", power=1.0, preemphasis=0.97, preemphasis_scope="frame",
@@ -236,7 +274,6 @@ def _gemma3n(mean: tuple[float, ...] | None = None, deviation: tuple[float, ...]
 
 def _gemma4(mean: tuple[float, ...] | None = None, deviation: tuple[float, ...] | None = None) -> Recipe:
     return Recipe(
-        source="transformers.Gemma4AudioFeatureExtractor; lengths are of its mask; zeros that fill up a row give no frames",
         sample_rate=16000,
         # A frame of 320 samples takes 321 to fit: hence 191 on the right, not 192.
         spec=StftSpec(
@@ -252,7 +289,6 @@ def _gemma4(mean: tuple[float, ...] | None = None, deviation: tuple[float, ...] 
 
 def _lasr() -> Recipe:
     return Recipe(
-        source="transformers.LasrFeatureExtractor",
         sample_rate=16000,
         spec=StftSpec(512, 400, 160, margins=(0, 112), pad_mode="constant", epilogue=Epilogue("ln", 1e-5, time_major=True)),
         window="hann-symmetric",
@@ -264,7 +300,6 @@ def _lasr() -> Recipe:
 
 def _granite_speech() -> Recipe:
     return Recipe(
-        source="transformers.GraniteSpeechFeatureExtractor",
         sample_rate=16000,
         spec=StftSpec(512, 400, 160, epilogue=Epilogue("log10", 1e-10, time_major=True)),
         window="hann",
@@ -288,15 +323,13 @@ def _hifigan(
     deviation: float = 1.0,
     epsilon: float = 1e-9,
     time_major: bool = False,
-    source: str = "jik876/hifi-gan mel_spectrogram with config v1 to v3",
 ) -> Recipe:
-    margin = (n_fft - hop_length) // 2
+    gain, bias = _standardised(mean, deviation)
     return Recipe(
-        source=source,
         sample_rate=sample_rate,
         spec=StftSpec(
-            n_fft, n_fft, hop_length, margins=(margin, margin), power=1.0, epsilon=epsilon,
-            epilogue=Epilogue("ln", 1e-5, gain=1.0 / deviation, bias=-mean / deviation, time_major=time_major),
+            n_fft, n_fft, hop_length, margins=_same(n_fft, hop_length), power=1.0, epsilon=epsilon,
+            epilogue=Epilogue("ln", 1e-5, gain=gain, bias=bias, time_major=time_major),
         ),
         window="hann",
         bank=_bank(sample_rate, n_fft, n_mels, 0, f_max),
@@ -311,15 +344,17 @@ def _vocos(
     n_fft: int = 1024,
     hop_length: int = 256,
     n_mels: int = 100,
-    source: str = "vocos MelSpectrogramFeatures",
 ) -> Recipe:
     one_of("padding", padding, ("center", "same"))
-    same = (n_fft - hop_length) // 2
     return Recipe(
-        source=source,
         sample_rate=sample_rate,
         spec=StftSpec(
-            n_fft, n_fft, hop_length, margins=(same, same) if padding == "same" else None, power=1.0, epilogue=Epilogue("ln", floor)
+            n_fft,
+            n_fft,
+            hop_length,
+            margins=_same(n_fft, hop_length) if padding == "same" else None,
+            power=1.0,
+            epilogue=Epilogue("ln", floor),
         ),
         window="hann",
         bank=_bank(sample_rate, n_fft, n_mels, 0, None, "htk"),
@@ -329,7 +364,6 @@ def _vocos(
 
 def _tacotron2() -> Recipe:
     return Recipe(
-        source="NVIDIA/tacotron2 TacotronSTFT.mel_spectrogram, whose Fourier transform is a convolution in float32",
         sample_rate=22050,
         spec=StftSpec(1024, 1024, 256, power=1.0, epilogue=Epilogue("ln", 1e-5)),
         window="hann",
@@ -340,13 +374,12 @@ def _tacotron2() -> Recipe:
 
 def _univnet(normalize: bool = False) -> Recipe:
     low, high = math.log(1e-5), 2.3143386840820312
-    recipe = partial(_hifigan, 24000, 1024, 256, 100, None, time_major=True, source="transformers.UnivNetFeatureExtractor")
+    recipe = partial(_hifigan, 24000, 1024, 256, 100, None, time_major=True)
     return recipe(mean=(low + high) / 2, deviation=(high - low) / 2) if normalize else recipe()
 
 
 def _speecht5() -> Recipe:
     return Recipe(
-        source="transformers.SpeechT5FeatureExtractor, audio_target",
         sample_rate=16000,
         spec=StftSpec(1024, 1024, 256, power=1.0, epilogue=Epilogue("log10", 1e-10, time_major=True)),
         window="hann",
@@ -364,23 +397,24 @@ def _decibels(
     n_mels: int = 64,
     f_min: float = 50.0,
     f_max: float | None = 14000.0,
-    scale: str = "slaney",
+    mel_scale: str = "slaney",
     table: str = "librosa",
     time_major: bool = True,
     pad_mode: str = "reflect",
     log: bool = True,
     top_db: float | None = None,
     scope: str = "sample",
-    source: str = "",
 ) -> Recipe:
+    one_of("scope", scope, NORMALIZATION_SCOPES)  # without top_db too
+    if top_db is not None and top_db < 0:
+        raise ValueError(f"top_db must not be negative, got {top_db!r}")
     return Recipe(
-        source=source,
         sample_rate=sample_rate,
         spec=StftSpec(
             n_fft, n_fft, hop_length, pad_mode=pad_mode, epilogue=Epilogue("db" if log else None, 1e-10, time_major=time_major)
         ),
         window="hann",
-        bank=_bank(sample_rate, n_fft, n_mels, f_min, f_max, scale),
+        bank=_bank(sample_rate, n_fft, n_mels, f_min, f_max, mel_scale),
         table=table,
         normalization=None if top_db is None else Normalization("maximum", top_db, scope),
     )
@@ -394,11 +428,10 @@ def _librosa(
     log: bool = False,
     top_db: float | None = None,
     scope: str = "sample",
-    source: str = "librosa.feature.melspectrogram",
 ) -> Recipe:
     return _decibels(
         sample_rate, n_fft, hop_length, n_mels, 0.0, None, time_major=False, pad_mode="constant",
-        log=log, top_db=top_db, scope=scope, source=source,
+        log=log, top_db=top_db, scope=scope,
     )  # fmt: skip
 
 
@@ -407,8 +440,6 @@ def _librosa(
 
 def _loss_dac(window_length: int = 2048, n_mels: int = 320, sample_rate: int = 44100) -> Recipe:
     return Recipe(
-        source="one scale of descript-audiotools MelSpectrogramLoss as DAC's configurations have it (log10 of pow 1); see "
-        "flashmel.losses for the whole",
         sample_rate=sample_rate,
         spec=StftSpec(window_length, window_length, window_length // 4, power=1.0, epilogue=Epilogue("log10", 1e-5)),
         window="hann",
@@ -419,13 +450,15 @@ def _loss_dac(window_length: int = 2048, n_mels: int = 320, sample_rate: int = 4
 
 def _loss_encodec(n_fft: int = 1024, n_mels: int = 64, sample_rate: int = 24000) -> Recipe:
     hop_length = n_fft // 4
-    margin = (n_fft - hop_length) // 2
     return Recipe(
-        source="one scale of audiocraft's multi-scale mel loss, the logarithm (read; compared with its formula); audiocraft fills "
-        "up a partial last frame with zeros, which is left off here",
         sample_rate=sample_rate,
         spec=StftSpec(
-            n_fft, n_fft, hop_length, margins=(margin, margin), normalized="window", epilogue=Epilogue("log10", 1e-5, "add")
+            n_fft,
+            n_fft,
+            hop_length,
+            margins=_same(n_fft, hop_length),
+            normalized="window",
+            epilogue=Epilogue("log10", 1e-5, "add"),
         ),
         window="hann",
         bank=_bank(sample_rate, n_fft, n_mels, 64, None, "htk"),
@@ -435,7 +468,6 @@ def _loss_encodec(n_fft: int = 1024, n_mels: int = 64, sample_rate: int = 24000)
 
 def _loss_auraloss(sample_rate: int = 44100, n_fft: int = 1024, hop_length: int = 256, n_mels: int = 128) -> Recipe:
     return Recipe(
-        source="auraloss.freq.MelSTFTLoss, the logarithm of its magnitudes",
         sample_rate=sample_rate,
         spec=StftSpec(n_fft, n_fft, hop_length, power=1.0, epsilon=1e-8, epsilon_mode="max", epilogue=Epilogue("ln")),
         window="hann",
@@ -444,102 +476,213 @@ def _loss_auraloss(sample_rate: int = 44100, n_fft: int = 1024, hop_length: int 
     )
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {
-    "whisper": _whisper,
-    "whisper-large-v3": partial(_whisper, n_mels=128),
-    "voxtral-realtime": _voxtral_realtime,
-    "qwen2-audio": partial(
-        _whisper, n_mels=128, n_samples=480000,
-        source="transformers.WhisperFeatureExtractor(feature_size=128) over 30 s; the checkpoint's configuration was not read",
+# ------------------------------------------------------------------------------------------------------------ by name
+
+
+class Known(NamedTuple):
+    """A front-end that has a name, with the last three fields of its recipes."""
+
+    make: Callable[..., Recipe]  # of options: its parameters, by whose annotations their values are checked
+    source: str
+    compared_with: str
+    not_checked: str = ""
+
+
+SOURCE = "the source itself"
+STFT = "its formula over torch.stft and librosa's filters"
+KALDI = "its formula over torchaudio.compliance.kaldi.fbank"
+READ = "its own code, which was read and not run beside it"
+
+RECIPES: dict[str, Known] = {
+    "whisper": Known(
+        _whisper,
+        "openai-whisper log_mel_spectrogram; with n_samples=480000 transformers.WhisperFeatureExtractor",
+        'both; openai-whisper with scope="batch" too',
     ),
-    "qwen3-asr": partial(
-        _whisper, n_mels=128, min_samples=8000, frame_multiple=100,
-        source="transformers.Qwen3ASRFeatureExtractor with padding=True: at least 8000 samples, frames filled up with zeros to a "
-        "multiple of 100 (the checkpoint's configuration was not read)",
+    "whisper-large-v3": Known(partial(_whisper, n_mels=128), "openai-whisper log_mel_spectrogram(n_mels=128)", SOURCE),
+    "voxtral-realtime": Known(
+        _voxtral_realtime,
+        "transformers.VoxtralRealtimeFeatureExtractor with its default global_log_mel_max of 1.5",
+        f"{SOURCE}, with center=False too; its attention mask counts fewer frames than there are, those that fit into the row",
     ),
-    "nemo": _nemo,
-    "nemo-128": partial(_nemo, n_mels=128),
-    "nemo-none": partial(_nemo, normalize="none"),
-    "parakeet": partial(_nemo, time_major=True, source="transformers.ParakeetFeatureExtractor (feature_size=n_mels)"),
-    "parakeet-128": partial(_nemo, n_mels=128, time_major=True, source="transformers.ParakeetFeatureExtractor(feature_size=128)"),
-    "kaldi-fbank": _kaldi,
-    "seamless-m4t": partial(_seamless, source="transformers.SeamlessM4TFeatureExtractor"),
-    "w2v-bert": partial(
-        _seamless, pad_value=1.0,
-        source="transformers.SeamlessM4TFeatureExtractor(padding_value=1.0); that checkpoints have 1.0 was not read",
+    "qwen2-audio": Known(
+        partial(_whisper, n_mels=128, n_samples=480000),
+        "transformers.WhisperFeatureExtractor(feature_size=128) over 30 s",
+        SOURCE,
+        "the checkpoint's configuration",
     ),
-    "speech-to-text": partial(
-        _kaldi, n_mels=80, scale=INT16, normalization=Normalization("variance"), source="transformers.Speech2TextFeatureExtractor"
+    "qwen3-asr": Known(
+        partial(_whisper, n_mels=128, min_samples=8000, frame_multiple=100),
+        "transformers.Qwen3ASRFeatureExtractor with padding=True: at least 8000 samples, frames filled up with zeros to a multiple "
+        "of 100",
+        SOURCE,
+        "the checkpoint's configuration",
     ),
-    "ast": _ast,
-    "audio-mae": partial(
-        _ast, source="facebookresearch/AudioMAE dataset.py with AudioSet's mean and deviation (read; compared with its formula)"
+    "nemo": Known(
+        _nemo,
+        "nemo_toolkit FilterbankFeatures in evaluation, as ASR configurations have it (window 25 ms, n_fft 512)",
+        "transformers.ParakeetFeatureExtractor, which was found to be NeMo's to the bit",
+        f"pad_to; {READ}",
     ),
-    "beats": partial(
-        _kaldi, n_mels=128, scale=INT16, gain=0.5 / 6.55582, bias=-0.5 * 15.41663 / 6.55582,
-        source="microsoft/unilm BEATs.preprocess (read; compared with its formula over torchaudio)",
+    "nemo-128": Known(
+        partial(_nemo, n_mels=128),
+        "nemo_toolkit FilterbankFeatures in evaluation, as ASR configurations have it (window 25 ms, n_fft 512)",
+        "transformers.ParakeetFeatureExtractor(feature_size=128), which was found to be NeMo's to the bit",
+        f"pad_to; {READ}",
     ),
-    "icefall": partial(
-        _kaldi, n_mels=80, f_max=-400.0, snip_edges=False,
-        source="lhotse Fbank, kaldifeat in icefall's decoding scripts (read; compared with torchaudio)",
+    "nemo-none": Known(
+        partial(_nemo, normalize="none"),
+        "nemo_toolkit FilterbankFeatures in evaluation, as ASR configurations have it, with normalize none",
+        STFT,
+        f"pad_to; {READ}",
     ),
-    "wenet": partial(
-        _kaldi, n_mels=80, scale=INT16,
-        source="wenet compute_fbank without dither, before the model's own CMVN (read; compared with torchaudio)",
+    "parakeet": Known(partial(_nemo, time_major=True), "transformers.ParakeetFeatureExtractor (feature_size=n_mels)", SOURCE),
+    "parakeet-128": Known(
+        partial(_nemo, n_mels=128, time_major=True), "transformers.ParakeetFeatureExtractor(feature_size=128)", SOURCE
     ),
-    "wespeaker": partial(
-        _kaldi, n_mels=80, window="hamming-symmetric", scale=INT16, normalization=Normalization("mean"),
-        source="pyannote.audio's WeSpeaker models (read; compared with its formula over torchaudio)",
+    "kaldi-fbank": Known(
+        _kaldi,
+        "torchaudio.compliance.kaldi.fbank and kaldi-native-fbank, without dither and energy; frame_length and frame_shift are in "
+        "ms, f_max up to 0 counts from the Nyquist frequency, scale is of the samples (32768 for Kaldi's own)",
+        "both; torchaudio with every option that it has too",
     ),
-    "campplus": partial(
-        _kaldi, n_mels=80, normalization=Normalization("mean"),
-        source="CosyVoice's speaker embedding (read; compared with its formula over torchaudio)",
+    "seamless-m4t": Known(_seamless, "transformers.SeamlessM4TFeatureExtractor", SOURCE),
+    "w2v-bert": Known(
+        partial(_seamless, pad_value=1.0),
+        "transformers.SeamlessM4TFeatureExtractor(padding_value=1.0)",
+        SOURCE,
+        "that checkpoints have this padding_value",
     ),
-    "phi-4-multimodal": _phi4,
-    "gemma3n": _gemma3n,
-    "gemma4": _gemma4,
-    "granite-speech": _granite_speech,
-    "lasr": _lasr,
-    "hifigan": _hifigan,
-    "bigvgan-22k": partial(_hifigan, source="NVIDIA/BigVGAN mel_spectrogram, 22 kHz 80 bands (f_max=None for fmax null)"),
-    "bigvgan-24k": partial(
-        _hifigan, sample_rate=24000, n_mels=100, f_max=12000.0, source="NVIDIA/BigVGAN mel_spectrogram, 24 kHz 100 bands"
+    "speech-to-text": Known(
+        partial(_kaldi, n_mels=80, scale=INT16, normalization=Normalization("variance")),
+        "transformers.Speech2TextFeatureExtractor",
+        SOURCE,
     ),
-    "bigvgan-44k": partial(
-        _hifigan, sample_rate=44100, n_mels=128, f_max=None,
-        source="NVIDIA/BigVGAN mel_spectrogram, v2 44 kHz 128 bands (n_fft=2048, hop_length=512 for 512x)",
+    "ast": Known(_ast, "transformers.ASTFeatureExtractor (AudioSet's mean and deviation by default)", SOURCE),
+    "audio-mae": Known(_ast, "facebookresearch/AudioMAE dataset.py with AudioSet's mean and deviation", KALDI, READ),
+    "beats": Known(
+        partial(_kaldi, n_mels=128, scale=INT16, gain=0.5 / 6.55582, bias=-0.5 * 15.41663 / 6.55582),
+        "microsoft/unilm BEATs.preprocess",
+        KALDI,
+        READ,
     ),
-    "cosyvoice2": partial(
-        _hifigan, sample_rate=24000, n_fft=1920, hop_length=480,
-        source="CosyVoice 2 and 3, Matcha-TTS' mel_spectrogram (f_max=None for version 3)",
+    "icefall": Known(
+        partial(_kaldi, n_mels=80, f_max=-400.0, snip_edges=False),
+        "lhotse Fbank, kaldifeat in icefall's decoding scripts",
+        "torchaudio.compliance.kaldi.fbank",
+        READ,
     ),
-    "matcha": partial(
-        _hifigan, mean=-5.536622, deviation=2.116101, source="Matcha-TTS mel_spectrogram, then LJSpeech's mean and deviation"
+    "wenet": Known(
+        partial(_kaldi, n_mels=80, scale=INT16),
+        "wenet compute_fbank without dither, before the model's own CMVN",
+        "torchaudio.compliance.kaldi.fbank",
+        READ,
     ),
-    "vocos": _vocos,
-    "f5-tts": partial(_vocos, floor=1e-5, source="f5-tts get_vocos_mel_spectrogram (read; compared with its formula)"),
-    "tacotron2": _tacotron2,
-    "univnet": _univnet,
-    "speecht5": _speecht5,
-    "clap-fusion": partial(
-        _decibels, sample_rate=48000, hop_length=480, scale="htk", table="exact",
-        source="transformers.ClapFeatureExtractor, truncation fusion, of the whole clip (f_min 50 as in LAION's code, not the "
-        "class's 0; checkpoints not read)",
+    "wespeaker": Known(
+        partial(_kaldi, n_mels=80, window="hamming-symmetric", scale=INT16, normalization=Normalization("mean")),
+        "pyannote.audio's WeSpeaker models",
+        KALDI,
+        READ,
     ),
-    "clap-unfused": partial(
-        _decibels, sample_rate=48000, hop_length=480, table="exact",
-        source="transformers.ClapFeatureExtractor, truncation rand_trunc, of the whole clip (f_min 50 as in LAION's code, not the "
-        "class's 0; checkpoints not read)",
+    "campplus": Known(
+        partial(_kaldi, n_mels=80, normalization=Normalization("mean")), "CosyVoice's speaker embedding", KALDI, READ
     ),
-    "panns": partial(_decibels, source="PANNs Cnn14 by torchlibrosa Spectrogram and LogmelFilterBank"),
-    "librosa": _librosa,
-    "librosa-db": partial(
-        _librosa, log=True, top_db=80.0,
-        source='librosa.power_to_db of melspectrogram; librosa takes one maximum for a batch, which is scope="batch"',
+    "phi-4-multimodal": Known(
+        _phi4,
+        "transformers.Phi4MultimodalFeatureExtractor, whose filters differ in one weight from the original speechlib_mel",
+        SOURCE,
     ),
-    "loss-hifigan": partial(_hifigan, f_max=None, source="jik876/hifi-gan mel_spectrogram with fmax_for_loss null"),
-    "loss-vocos": partial(_vocos, source="vocos MelSpecReconstructionLoss, the features that it compares"),
-    "loss-dac": _loss_dac,
-    "loss-encodec": _loss_encodec,
-    "loss-auraloss": _loss_auraloss,
-}  # fmt: skip
+    "gemma3n": Known(
+        _gemma3n,
+        "transformers.Gemma3nAudioFeatureExtractor",
+        f"{SOURCE}, with mean and deviation too; its mask also counts frames that reach behind the row",
+    ),
+    "gemma4": Known(
+        _gemma4,
+        "transformers.Gemma4AudioFeatureExtractor",
+        f"{SOURCE}, with mean and deviation too, in the frames of its mask; it has more, of zeros that fill up a row",
+    ),
+    "granite-speech": Known(_granite_speech, "transformers.GraniteSpeechFeatureExtractor", SOURCE),
+    "lasr": Known(_lasr, "transformers.LasrFeatureExtractor", SOURCE),
+    "hifigan": Known(_hifigan, "jik876/hifi-gan mel_spectrogram with config v1 to v3", STFT, READ),
+    "bigvgan-22k": Known(_hifigan, "NVIDIA/BigVGAN mel_spectrogram, 22 kHz 80 bands (f_max=None for fmax null)", STFT, READ),
+    "bigvgan-24k": Known(
+        partial(_hifigan, sample_rate=24000, n_mels=100, f_max=12000.0),
+        "NVIDIA/BigVGAN mel_spectrogram, 24 kHz 100 bands",
+        STFT,
+        READ,
+    ),
+    "bigvgan-44k": Known(
+        partial(_hifigan, sample_rate=44100, n_mels=128, f_max=None),
+        "NVIDIA/BigVGAN mel_spectrogram, v2 44 kHz 128 bands (n_fft=2048, hop_length=512 for 512x)",
+        STFT,
+        READ,
+    ),
+    "cosyvoice2": Known(
+        partial(_hifigan, sample_rate=24000, n_fft=1920, hop_length=480),
+        "CosyVoice 2 and 3, Matcha-TTS' mel_spectrogram (f_max=None for version 3)",
+        STFT,
+        READ,
+    ),
+    "matcha": Known(
+        partial(_hifigan, mean=-5.536622, deviation=2.116101),
+        "Matcha-TTS mel_spectrogram, then LJSpeech's mean and deviation",
+        STFT,
+        READ,
+    ),
+    "vocos": Known(_vocos, "vocos MelSpectrogramFeatures", f'{SOURCE}, with padding="same" too'),
+    "f5-tts": Known(
+        partial(_vocos, floor=1e-5), "f5-tts get_vocos_mel_spectrogram", "its formula over vocos' mel spectrogram", READ
+    ),
+    "tacotron2": Known(
+        _tacotron2,
+        "NVIDIA/tacotron2 TacotronSTFT.mel_spectrogram, whose Fourier transform is a convolution in float32",
+        STFT,
+        READ,
+    ),
+    "univnet": Known(_univnet, "transformers.UnivNetFeatureExtractor", f"{SOURCE}, with normalize=True too"),
+    "speecht5": Known(_speecht5, "transformers.SpeechT5FeatureExtractor, audio_target", SOURCE),
+    "clap-fusion": Known(
+        partial(_decibels, sample_rate=48000, hop_length=480, mel_scale="htk", table="exact"),
+        "transformers.ClapFeatureExtractor, truncation fusion, of the whole clip, with LAION's f_min of 50 (the class's is 0)",
+        f"{SOURCE} (frequency_min=50)",
+        "the checkpoints' configurations",
+    ),
+    "clap-unfused": Known(
+        partial(_decibels, sample_rate=48000, hop_length=480, table="exact"),
+        "transformers.ClapFeatureExtractor, truncation rand_trunc, of the whole clip, with LAION's f_min of 50 (the class's is 0)",
+        f"{SOURCE} (frequency_min=50)",
+        "the checkpoints' configurations",
+    ),
+    "panns": Known(
+        _decibels,
+        "PANNs Cnn14 by torchlibrosa's Spectrogram and LogmelFilterBank",
+        "torchlibrosa with these parameters",
+        "PANNs' own code, which was not run beside it",
+    ),
+    "librosa": Known(_librosa, "librosa.feature.melspectrogram", SOURCE),
+    "librosa-db": Known(
+        partial(_librosa, log=True, top_db=80.0),
+        'librosa.power_to_db of melspectrogram; librosa takes one maximum for a batch, which is scope="batch"',
+        f'{SOURCE}, with scope="batch" too',
+    ),
+    "loss-hifigan": Known(partial(_hifigan, f_max=None), "jik876/hifi-gan mel_spectrogram with fmax_for_loss null", STFT, READ),
+    "loss-vocos": Known(
+        _vocos, "vocos MelSpecReconstructionLoss, the features that it compares", "vocos MelSpectrogramFeatures", READ
+    ),
+    "loss-dac": Known(
+        _loss_dac,
+        "one scale of descript-audiotools MelSpectrogramLoss as DAC's configurations have it (log10 of pow 1); see flashmel.losses "
+        "for the whole",
+        STFT,
+        READ,
+    ),
+    "loss-encodec": Known(
+        _loss_encodec,
+        "one scale of audiocraft's multi-scale mel loss, the logarithm; audiocraft fills up a partial last frame with zeros, which "
+        "is left off here",
+        "its formula over torch.stft and torchaudio's filters",
+        READ,
+    ),
+    "loss-auraloss": Known(_loss_auraloss, "auraloss.freq.MelSTFTLoss, the logarithm of its magnitudes", SOURCE),
+}

@@ -25,9 +25,9 @@ def obstacle(recipe: Recipe) -> str | None:
         return f"its features depend on {what} of the whole audio"
     if recipe.spec.pad_mode == "circular" and recipe.spec.margin:
         return "its first frame holds samples of the audio's end"
-    if recipe.n_frames is not None or recipe.n_samples is not None:
-        wanted = f"n_frames={recipe.n_frames}" if recipe.n_samples is None else f"n_samples={recipe.n_samples}"
-        return f"it makes audio of any length into one of fixed length ({wanted})"
+    for name, fixed in (("n_samples", recipe.n_samples), ("n_frames", recipe.spec.epilogue.n_frames)):
+        if fixed is not None:
+            return f"it makes audio of any length into one of fixed length ({name}={fixed})"
     if recipe.min_samples:
         return f"it makes audio at least {recipe.min_samples} samples long"
     return None
@@ -37,7 +37,8 @@ class Stream:
     """Features of audio that arrives in chunks: each call returns the frames that no later sample can change.
 
     All that is returned, joined over frames, is what the front-end makes of all chunks joined over time. Memory is that of a few
-    frames. No gradient is recorded.
+    frames. No gradient is recorded. ``samples`` says how many samples came, ``frames`` how many frames were returned, before they
+    are stacked.
 
     Args:
         frontend: whose features. Its tables are used as they are at each call.
@@ -74,11 +75,10 @@ class Stream:
         )
         # Zeros at the window's end: a frame is final though its samples under them are not known.
         self._blind = spec.n_fft - spec.win_length if frontend.recipe.right_padded else (spec.n_fft - spec.win_length) // 2
-        # Samples that the padding at either end needs before it can be made.
-        reflected = spec.pad_mode == "reflect"
-        needs = {"reflect": 1, "symmetric": 0}
-        self._first = spec.margin + needs[spec.pad_mode] if spec.pad_mode in needs and spec.margin else 1
-        self._kept = max(spec.right_margin, 0) + reflected if spec.pad_mode in needs else 1
+        # Samples that the padding at either end needs before it can be made: where it mirrors, a margin's and the one about which.
+        pivot = {"reflect": 1, "symmetric": 0}.get(spec.pad_mode)
+        self._first = 1 if pivot is None or not spec.margin else spec.margin + pivot
+        self._kept = 1 if pivot is None else max(spec.right_margin, 0) + pivot
         self.reset()
 
     def reset(self) -> None:
@@ -87,8 +87,7 @@ class Stream:
         self._start = 0
         self._before: Tensor | None = None  # the last sample, scaled and before it was emphasised
         self._last: Tensor | None = None  # the last sample as it came
-        self.samples = 0  # that came so far
-        self.frames = 0  # that were returned, before they are stacked
+        self.samples = self.frames = 0
 
     @torch.no_grad()
     def __call__(self, chunk: Tensor) -> Tensor:
@@ -128,7 +127,7 @@ class Stream:
         features = self._features(n_frames - self.frames)
         masked = min(spec.epilogue.masked_frames, features.shape[self._axis])
         features.narrow(self._axis, features.shape[self._axis] - masked, masked).fill_(spec.epilogue.pad_value)
-        missing = -n_frames % recipe.frame_multiple
+        missing = spec.output_frames(self.samples) - n_frames
         if missing:
             shape = list(features.shape)
             shape[self._axis] = missing

@@ -25,15 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashmel import frontends, fused, ops, testing
-from flashmel.frontends import FrontEnd, frontend
-from flashmel.jit import driver
-from flashmel.jit.source import config_header
-from flashmel.plan import architecture
-from flashmel.spec import StftSpec
-from flashmel.version import __version__
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from flashmel import frontends, fused, ops, testing  # noqa: E402
+from flashmel.frontends import FrontEnd, frontend  # noqa: E402
+from flashmel.jit import driver  # noqa: E402
+from flashmel.jit.source import config_header  # noqa: E402
+from flashmel.plan import architecture  # noqa: E402
+from flashmel.spec import StftSpec  # noqa: E402
+from flashmel.version import __version__  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 NAMED = {
     "whisper-large-v3, 32 x 30 s": ("whisper-large-v3", 32, 480000),
     "parakeet-128, 1 x 300 s": ("parakeet-128", 1, 4800000),

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashmel import frontends
-from flashmel.frontends import FrontEnd, frontend
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from flashmel import frontends  # noqa: E402
+from flashmel.frontends import FrontEnd, frontend  # noqa: E402
 
 
 def speech_like(sample_rate: int, seconds: float = 3.0, seed: int = 0) -> Tensor:

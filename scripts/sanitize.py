@@ -12,14 +12,17 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flashmel import MelSpectrogram, frontend
-from flashmel.frontends import FrontEnd
-from flashmel.plan import UnsupportedError, architecture, make_backward_plan
-from flashmel.testing import assert_close
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from flashmel import MelSpectrogram, frontend  # noqa: E402
+from flashmel.frontends import FrontEnd  # noqa: E402
+from flashmel.plan import UnsupportedError, architecture, make_backward_plan  # noqa: E402
+from flashmel.testing import assert_close  # noqa: E402
 
 CASES: list[tuple[dict, tuple[int, int]]] = [
     ({"n_fft": 64, "hop_length": 16, "n_mels": 20}, (2, 999)),

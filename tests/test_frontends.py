@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 import flashmel
-from flashmel import frontends
+from flashmel import cli, frontends
 from flashmel.frontends import FrontEnd, frontend
 from flashmel.recipes import INT16
 
@@ -245,11 +246,11 @@ def test_int16_is_what_float_is(name: str, audio):
 @all_names
 def test_module_behaviour(name: str, audio):
     module = frontend(name)
-    assert not module.state_dict() and isinstance(module, FrontEnd)
-    shown = repr(module)
-    assert all(
-        part in shown for part in (name, str(module.sample_rate), module.layout, module.length_rule, module.recipe.source[:20])
-    )
+    assert not module.state_dict() and isinstance(module, FrontEnd) and module.spec is module.recipe.spec
+    shown, recipe = repr(module), module.recipe
+    assert all(part in shown for part in (name, str(module.sample_rate), module.layout, module.length_rule))
+    assert f"source={recipe.source!r}" in shown and f"compared_with={recipe.compared_with!r}" in shown
+    assert recipe.source and recipe.compared_with != "nothing" and (recipe.not_checked != "") == ("not_checked=" in shown)
     x = audio(module.sample_rate, 1.0)
     expected = module(x)
     assert module.n_features == expected.shape[-1 if module.spec.epilogue.time_major else -2]
@@ -359,6 +360,35 @@ def test_options_of_others(audio):
     assert torch.equal(short[0, :, :50], frontend("qwen3-asr")(torch.nn.functional.pad(x[:3000], (0, 5000)))[:, :50])
 
 
+def test_options_against_references(audio):
+    """Those that Known.compared_with names, and the batches that have one maximum."""
+    transformers, vocos = pytest.importorskip("transformers"), pytest.importorskip("vocos.feature_extractors")
+    whisper, librosa = pytest.importorskip("whisper.audio"), pytest.importorskip("librosa")
+    x, y, z = audio(16000), audio(24000), audio(22050)
+    statistics = {"mean": torch.linspace(-5, 5, 128).tolist(), "deviation": torch.linspace(1, 3, 128).tolist()}
+    own = {"per_bin_mean": statistics["mean"], "per_bin_stddev": statistics["deviation"]}
+    gemma3n = transformers.Gemma3nAudioFeatureExtractor(**own)(x.numpy(), return_tensors="pt")
+    gemma4 = transformers.Gemma4AudioFeatureExtractor(**own)([x.numpy()], return_tensors="pt")
+    realtime = transformers.VoxtralRealtimeFeatureExtractor()(x.numpy(), center=False, sampling_rate=16000)
+    univnet = transformers.UnivNetFeatureExtractor()
+    both, louder = torch.stack((x, 0.001 * x)), torch.stack((z, 0.001 * z))
+    decibels = librosa.power_to_db(librosa.feature.melspectrogram(y=louder.numpy()))
+    for name, options, waveform, expected in (
+        ("whisper", {"scope": "batch"}, both, whisper.log_mel_spectrogram(both)),
+        ("librosa-db", {"scope": "batch"}, louder, decibels),
+        ("voxtral-realtime", {"center": False}, x, realtime["input_features"][0]),
+        ("gemma3n", statistics, x, gemma3n["input_features"][0]),
+        ("gemma4", statistics, x, gemma4["input_features"][gemma4["input_features_mask"]]),
+        ("vocos", {"padding": "same"}, y, vocos.MelSpectrogramFeatures(padding="same")(y[None])[0]),
+        ("univnet", {"normalize": True}, y, univnet.normalize(univnet.mel_spectrogram(y.numpy()))),
+    ):
+        got, expected = frontend(name, **options)(waveform), torch.as_tensor(expected)
+        assert got.shape == expected.shape, name
+        difference = (got.double() - expected.double()).abs()
+        mean, largest, *_ = GATES[name]
+        assert difference.mean() <= mean and difference.max() <= largest, (name, difference.mean(), difference.max())
+
+
 def test_lengths_too_short_for_a_frame():
     module = frontend("nemo")
     got, frames = module(torch.randn(3, 4000), torch.tensor([4000, 100, 0]))
@@ -381,16 +411,107 @@ def test_what_is_refused():
         frontend("kaldi-fbank", window="hann2")
     with pytest.raises(ValueError, match="dtype must be"):
         frontend("whisper", dtype=torch.int16)
-    with pytest.raises(ValueError, match="must hold 1-D tensors"):
-        module([x[None]])
-    with pytest.raises(ValueError, match="must hold 1-D tensors"):
+    with pytest.raises(ValueError, match=r"must hold 1-D tensors, got 2 tensors of shapes \(2, 100\), \(80,\)"):
+        module([torch.zeros(2, 100), torch.zeros(80)])
+    with pytest.raises(ValueError, match="at least one, got an empty list"):
         module([])
+    with pytest.raises(TypeError, match="must hold tensors, got ndarray: use torch.as_tensor"):
+        module([x, x.numpy()])
+    with pytest.raises(TypeError, match="must hold tensors, got float"):
+        module(x.tolist())
+    with pytest.raises(ValueError, match=r"jagged, of shape \(batch, time\); got one of 3 axes and layout torch.jagged"):
+        module(torch.nested.nested_tensor([torch.zeros(2, 100), torch.zeros(2, 80)], layout=torch.jagged))
+    with pytest.raises(ValueError, match=r"jagged, of shape \(batch, time\); got one of 2 axes and layout torch.strided"):
+        module(torch.nested.nested_tensor([torch.zeros(100), torch.zeros(80)]))
     with pytest.raises(TypeError, match="must be a torch.Tensor"):
         module(x.numpy())
     with pytest.raises(ValueError, match="too short"):
         module(x[:150])
     with pytest.raises(ValueError, match="input is empty"):
         frontend("qwen3-asr")(x[:0])
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    (
+        ("whisper", "n_samples", -5, "n_samples must be a positive integer or None, got -5"),
+        ("whisper", "n_samples", "x", "n_samples must be a positive integer or None, got 'x'"),
+        ("whisper", "n_samples", 200, "n_samples must be at least 201, .* got 200"),
+        ("whisper", "n_mels", True, "n_mels must be a positive integer, got True"),
+        ("whisper", "scope", "all", "scope must be one of .* got 'all'"),
+        ("nemo", "pad_to", 0, "pad_to must be a positive integer, got 0"),
+        ("nemo", "time_major", 1, "time_major must be True or False, got 1"),
+        ("ast", "n_frames", 0, "n_frames must be a positive integer or None, got 0"),
+        ("ast", "deviation", 0, "deviation must not be 0, got 0"),
+        ("hifigan", "deviation", 0.0, "deviation must not be 0, got 0.0"),
+        ("hifigan", "hop_length", 2048, "hop_length must be at most n_fft = 1024, got 2048"),
+        ("hifigan", "mean", float("nan"), "mean must be a finite number, got nan"),
+        ("gemma3n", "mean", (1.0, 2.0), r"mean must hold n_mels = 128 finite numbers, got 2: \(1.0, 2.0\)"),
+        ("gemma3n", "mean", 3.0, "mean must hold n_mels = 128 numbers, got 3.0"),
+        ("gemma4", "deviation", ("1",) * 128, "deviation must hold n_mels = 128 finite numbers, got 128: "),
+        ("gemma4", "deviation", (1.0,) * 127 + (0.0,), "deviation must not be 0, got 0 for mel 127"),
+        ("librosa-db", "top_db", "a", "top_db must be a finite number or None, got 'a'"),
+        ("librosa-db", "top_db", -1, "top_db must not be negative, got -1"),
+        ("librosa", "scope", "all", "scope must be one of .* got 'all'"),  # though nothing would use it
+        ("panns", "mel_scale", "mel", "mel_scale must be one of .* got 'mel'"),
+        ("kaldi-fbank", "window", 3, "window must be a string, got 3"),
+        ("kaldi-fbank", "f_max", None, "f_max must be a finite number, got None"),
+        ("kaldi-fbank", "f_max", -9000.0, "f_max=-9000.0: f_min must be at most f_max"),
+        ("kaldi-fbank", "frame_length", -1.0, "frame_length must be at least one sample long, got -1.0 ms at 16000 Hz"),
+        ("kaldi-fbank", "frame_shift", 0.01, "frame_shift must be at least one sample long, got 0.01 ms at 16000 Hz"),
+        ("icefall", "frame_shift", 30.0, "frame_shift must be at most frame_length = 25.0 ms .* got 30.0"),
+        ("loss-dac", "window_length", 2, "window_length=2: hop_length must be a positive integer"),
+    ),
+)
+def test_values_that_are_refused(name: str, option: str, value, message: str):
+    """At construction, with the name of the front-end and of the option."""
+    with pytest.raises(ValueError, match=f"^front-end {name!r}.*{message}"):
+        frontend(name, **{option: value})
+
+
+@all_names
+def test_options_of_another_kind(name: str):
+    """Every option of every front-end, by its annotation."""
+    for option, default in frontends.options(name).items():
+        for value in (b"x", object(), [default], float("nan")):
+            with pytest.raises(ValueError, match=f"^front-end {name!r}.*{option} must"):
+                frontends.recipe(name, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    (
+        ({"sample_rate": 0}, "sample_rate must be a positive integer, got 0"),
+        ({"stack": 0}, "stack must be a positive integer, got 0"),
+        ({"sample_multiple": 1.5}, "sample_multiple must be a positive integer, got 1.5"),
+        ({"min_samples": -1}, "min_samples must be a positive integer, got -1"),
+        ({"n_samples": 0}, "n_samples must be a positive integer, got 0"),
+        ({"mean": ()}, r"mean must hold n_mels = 80 finite numbers, got 0: \(\)"),
+        ({"deviation": (0.0,) * 80}, "deviation must not be 0, got 0 for mel 0"),
+        ({"stack": 2}, "stack=2 needs a time-major epilogue"),
+        ({"bank": frontends.recipe("cosyvoice2").bank}, "bank must be one for the spec's n_fft = 1024, got n_fft = 1920"),
+    ),
+)
+def test_recipes_that_are_refused(fields: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        replace(frontends.recipe("hifigan"), **fields)
+
+
+def test_statistics_in_other_containers(audio):
+    expected = frontends.recipe("gemma4", mean=(1.0,) * 128)
+    for held in ([1] * 128, torch.ones(128), torch.ones(128).numpy()):
+        assert frontends.recipe("gemma4", mean=held) == expected
+
+
+def test_what_was_compared_is_listed(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["frontends", "icefall"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "compared with: torchaudio.compliance.kaldi.fbank" in lines
+    assert any(line.startswith("not checked: its own code") for line in lines)
+    assert cli.main(["frontends", "lasr"]) == 0
+    assert "not checked" not in capsys.readouterr().out
+    own = FrontEnd(replace(frontends.recipe("icefall"), source="", compared_with="nothing", not_checked=""))
+    assert "compared_with='nothing'" in repr(own) and "source=" not in repr(own)
 
 
 def test_names_and_options():
