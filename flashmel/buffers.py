@@ -73,7 +73,7 @@ class Tables(nn.Module):
 def _kept_copy(original: Tensor, copy: Tensor) -> Tensor:
     """DataParallel copies all buffers at each call. The first copy on a device stands in for the later ones as long as the original
     is what it was: kernel tables are made once for each tensor, and to make them is to wait for the GPU."""
-    if original.is_inference() or original.requires_grad:
+    if copy is original or original.is_inference() or original.requires_grad:
         return copy
     state, by_device = (original.data_ptr(), original._version), _copies.setdefault(original, {})
     if copy.device not in by_device or by_device[copy.device][0] != state:

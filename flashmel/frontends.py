@@ -291,7 +291,9 @@ class FrontEnd(Tables):
             waveform = waveform.masked_fill(behind, 0)
             lengths = None if recipe.n_samples is not None else self._lengthened(lengths)
         wanted = self._lengthened(n_samples) if recipe.n_samples is None else recipe.n_samples
-        return waveform if wanted == n_samples else torch.nn.functional.pad(waveform, (0, wanted - n_samples)), lengths
+        if torch.compiler.is_compiling() or wanted != n_samples:  # there a comparison would fix the length
+            waveform = torch.nn.functional.pad(waveform, (0, wanted - n_samples))
+        return waveform, lengths
 
     def _finished(self, features: Tensor, lengths: Tensor | int) -> Tensor:
         """All that follows the launches. The lengths are those that they had."""
@@ -349,9 +351,9 @@ def _batched(waveform: Any, lengths: Tensor | None) -> tuple[Tensor, Tensor | No
                 "a nested tensor of waveforms must be jagged, of shape (batch, time); "
                 f"got one of {waveform.dim()} axes and layout {waveform.layout}"
             )
-        held = waveform.lengths()
-        lengths = waveform.offsets().diff() if held is None else held
-        return torch.nested.to_padded_tensor(waveform, 0.0), lengths
+        if waveform.lengths() is not None:
+            raise ValueError("a nested tensor of waveforms must have its rows one behind the other: call its contiguous()")
+        return torch.nested.to_padded_tensor(waveform, 0.0), waveform.offsets().diff()
     if isinstance(waveform, (list, tuple)):
         for row in waveform:
             if not isinstance(row, Tensor):
@@ -361,6 +363,8 @@ def _batched(waveform: Any, lengths: Tensor | None) -> tuple[Tensor, Tensor | No
         if any(row.dim() != 1 for row in waveform):
             shapes = ", ".join(str(tuple(row.shape)) for row in waveform)
             raise ValueError(f"a list of waveforms must hold 1-D tensors, got {len(waveform)} tensors of shapes {shapes}")
+        if len(dtypes := {row.dtype for row in waveform}) > 1:
+            raise ValueError(f"a list of waveforms must hold tensors of one dtype, got {', '.join(sorted(map(str, dtypes)))}")
         lengths = torch.tensor([row.shape[0] for row in waveform], device="cpu")
         return torch.nn.utils.rnn.pad_sequence(list(waveform), batch_first=True), lengths
     return waveform, lengths

@@ -146,8 +146,8 @@ class _NormalizedCall(NamedTuple):
     """The second launch of a call of :func:`normalized_features`, prepared up to the places of its tensors."""
 
     first: tuple  # the key of the first launch
-    rule: Normalization  # this and spec live as long as the keys with their ids
-    spec: StftSpec
+    rule: Normalization  # this and the specs live as long as the keys with their ids
+    specs: tuple[StftSpec, StftSpec]
     kernel: Kernel
     blocks: int  # of a row
     threads: int
@@ -170,8 +170,9 @@ class _NormalizedCall(NamedTuple):
         self.kernel.launch_normalize(params, self.blocks, self.threads, stream)
 
 
-def _state(window: Tensor, fb: Tensor) -> tuple[int, int, int, int]:
-    return window.untyped_storage()._cdata, window._version, fb.untyped_storage()._cdata, fb._version
+def _state(window: Tensor, fb: Tensor) -> tuple[int, ...]:
+    memory = window.untyped_storage()._cdata, window.data_ptr(), fb.untyped_storage()._cdata, fb.data_ptr()
+    return *memory, window._version, fb._version
 
 
 def _key(
@@ -185,7 +186,8 @@ def _key(
     summary: str,
 ) -> tuple:
     layout = waveform.dtype, waveform.get_device(), waveform.shape, waveform.stride()
-    return id(window), id(fb), id(spec), dtype, lengths is None, affine is None, summary, *layout
+    own = None if affine is None else (affine.shape, affine.get_device())
+    return id(window), id(fb), id(spec), dtype, lengths is None, own, summary, *layout
 
 
 def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
@@ -303,7 +305,15 @@ def normalized_features(
     )
     summary = len(rows), call.tiles, warps if by_maximum else n_mels, 2
     found = _NormalizedCall(
-        _key(*operands), rule, spec, kernel, blocks, s.threads, bytes(params), summary, None if late == early else (shape, late)
+        _key(*operands),
+        rule,
+        (spec, first),
+        kernel,
+        blocks,
+        s.threads,
+        bytes(params),
+        summary,
+        None if late == early else (shape, late),
     )
     out = found.run(call, rows, lengths, affine)
     if rows.data_ptr() == waveform.data_ptr():
@@ -689,7 +699,10 @@ def _tables_of(window: Tensor, fb: Tensor, use: tuple, build: Callable[[], _Tabl
     """
     if window.is_inference() or fb.is_inference():  # no version counter: read them at each call
         _refuse_in_capture("a table of the module")
-        return build()
+        tables = build()
+        for tensor in (tables.factors, tables.filters):  # of the default stream's memory, and dropped after this call
+            tensor.record_stream(torch.cuda.current_stream())
+        return tables
     versions = (window._version, fb._version)
     key = (_place(window), _place(fb), use)
     found = _tables.get(key)

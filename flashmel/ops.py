@@ -284,8 +284,11 @@ def check(waveform: Tensor, window: Tensor, fb: Tensor, spec: StftSpec, affine: 
         raise ValueError(f"window must have one axis of 1 to n_fft = {spec.n_fft} values, got shape {tuple(window.shape)}")
     if fb.dim() != 2 or fb.shape[0] != spec.n_freqs:
         raise ValueError(f"filterbank must have shape (n_freqs, n_mels) with n_freqs = {spec.n_freqs}, got {tuple(fb.shape)}")
-    if affine is not None and affine.shape != (2, fb.shape[1]):
-        raise ValueError(f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, got {tuple(affine.shape)}")
+    if affine is not None and (affine.shape != (2, fb.shape[1]) or affine.device != fb.device):
+        raise ValueError(
+            f"affine must have shape (2, n_mels) with n_mels = {fb.shape[1]}, on {fb.device}; "
+            f"got {tuple(affine.shape)} on {affine.device}"
+        )
     spec.check_length(waveform.shape[-1])
 
 

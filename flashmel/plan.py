@@ -166,6 +166,8 @@ def make_backward_plan(
         UnsupportedError: no plan exists; the message says why.
     """
     n_fft, found = spec.n_fft, _supported(spec)
+    if spec.padded_mode == "circular" and spec.margin != spec.right_margin:  # each end would have to hold the other's margin
+        raise UnsupportedError(f"the kernel of the gradient folds circular padding of equal margins, not of {spec.margins}")
 
     def best(factors: Factors, tiles: tuple[int, ...], threads: int | None = None) -> BackwardPlan | None:
         layouts = (backward_layouts(spec, arch, factors, frames, n_mels, entries_per_bin, sample_bytes) for frames in tiles)
@@ -196,10 +198,11 @@ def _supported(spec: StftSpec) -> list[Factors]:
         raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
     if max(spec.hop_length, abs(spec.pad)) >= 2**31:
         raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
-    if spec.preemphasis and spec.preemphasis_scope == "waveform" and (spec.remove_dc or spec.padded_mode != "constant"):
+    over_waveform = spec.preemphasis and spec.preemphasis_scope == "waveform"
+    if over_waveform and (spec.remove_dc or spec.padded_mode != "constant" or spec.pad < 0):
         raise UnsupportedError(
-            "the fused kernel pre-emphasises a waveform that is padded with zeros and whose frames keep their mean, "
-            f"not with pad_mode={spec.padded_mode!r}, remove_dc={spec.remove_dc}"
+            "the fused kernel pre-emphasises a waveform that is padded with zeros, not cropped, and whose frames keep their mean, "
+            f"not with pad_mode={spec.padded_mode!r}, pad={spec.pad}, remove_dc={spec.remove_dc}"
         )
     found = _by_preference(n_fft)
     if not found:
@@ -330,7 +333,7 @@ def launch_backward(
         UnsupportedError: more segments than the kernel counts.
     """
     frames, hop = plan.frames_per_tile, spec.hop_length
-    padded = n_samples + 2 * spec.pad + spec.margin + spec.right_margin
+    padded = n_samples + 2 * spec.pad + spec.margin + max(0, spec.right_margin)
     slots = -(-padded // hop)
     # A segment begins with the frames that reach into it: few long ones do less twice, many use all teams to the end.
     overlap, workers = plan.overlap, multiprocessors * plan.teams

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .filterbank import kaldi_filterbank, librosa_filterbank, mel_filterbank
+from .filterbank import exact_filterbank, kaldi_filterbank, librosa_filterbank, mel_filterbank
 from .spec import NORMALIZATION_SCOPES, Epilogue, MelBankSpec, Normalization, StftSpec, _is_finite, one_of, positive_int
 
 FLT_EPSILON = 2.0**-23
@@ -37,7 +37,7 @@ WINDOWS: dict[str, Callable[[int], Tensor]] = {  # length to values, float64
     "rectangular": lambda n: torch.ones(n, dtype=torch.float64, device="cpu"),
 }
 TABLES: dict[str, Callable[[MelBankSpec], Tensor]] = {  # by whose rounding
-    "exact": mel_filterbank,  # float64
+    "exact": exact_filterbank,  # float64
     "librosa": librosa_filterbank,
     "torchaudio": partial(mel_filterbank, dtype=torch.float32),
     "kaldi": kaldi_filterbank,
@@ -357,7 +357,7 @@ def _vocos(
             epilogue=Epilogue("ln", floor),
         ),
         window="hann",
-        bank=_bank(sample_rate, n_fft, n_mels, 0, None, "htk"),
+        bank=_bank(sample_rate, n_fft, n_mels, 0, sample_rate // 2, "htk"),
         table="torchaudio",
     )
 
@@ -461,7 +461,7 @@ def _loss_encodec(n_fft: int = 1024, n_mels: int = 64, sample_rate: int = 24000)
             epilogue=Epilogue("log10", 1e-5, "add"),
         ),
         window="hann",
-        bank=_bank(sample_rate, n_fft, n_mels, 64, None, "htk"),
+        bank=_bank(sample_rate, n_fft, n_mels, 64, sample_rate // 2, "htk"),
         table="torchaudio",
     )
 

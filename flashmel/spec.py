@@ -83,11 +83,11 @@ class Epilogue:
             raise ValueError(
                 f"gain (not 0), bias and pad_value must be finite, got {self.gain!r}, {self.bias!r}, {self.pad_value!r}"
             )
-        if self.masked_frames < 0:
-            raise ValueError(f"masked_frames must not be negative, got {self.masked_frames!r}")
-        positive_int("frame_multiple", self.frame_multiple)
+        if self.masked_frames != 0:
+            object.__setattr__(self, "masked_frames", positive_int("masked_frames", self.masked_frames))
+        object.__setattr__(self, "frame_multiple", positive_int("frame_multiple", self.frame_multiple))
         if self.n_frames is not None:
-            positive_int("n_frames", self.n_frames)
+            object.__setattr__(self, "n_frames", positive_int("n_frames", self.n_frames))
         for name in ("floor", "log_floor", "gain", "bias", "pad_value"):
             object.__setattr__(self, name, float(getattr(self, name)))
 

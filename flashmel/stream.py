@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,9 @@ class Stream:
         if (reason := obstacle(frontend.recipe)) is not None:
             raise ValueError(f"front-end {frontend.name!r} cannot be streamed: {reason}")
         self.frontend = frontend
-        self.batch = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
+        self.batch = () if batch is None else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        if any(isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 0 for n in self.batch):
+            raise ValueError(f"batch must be a number of streams, a shape of them or None, got {batch!r}")
         spec = frontend.spec
         # Of samples that are scaled, emphasised and padded already.
         self._spec = replace(
@@ -114,11 +117,17 @@ class Stream:
 
     @torch.no_grad()
     def finish(self) -> Tensor:
-        """Features of the frames that the audio's end completes. The next chunk begins new audio.
+        """Features of the frames that the audio's end completes. The next chunk begins new audio, also after an error.
 
         Raises:
             ValueError: the audio as a whole was empty or too short.
         """
+        try:
+            return self._finished()
+        finally:
+            self.reset()
+
+    def _finished(self) -> Tensor:
         spec, recipe = self.frontend.spec, self.frontend.recipe
         rest = -self.samples % recipe.sample_multiple
         if rest and self._last is not None:
@@ -132,7 +141,6 @@ class Stream:
             shape = list(features.shape)
             shape[self._axis] = missing
             features = torch.cat((features, features.new_full(shape, spec.epilogue.pad_value)), self._axis)
-        self.reset()
         return stack_frames(features, recipe.stack)
 
     @property
@@ -150,7 +158,7 @@ class Stream:
             raise ValueError(f"chunk must be real audio on {window.device}, got {chunk.dtype} on {chunk.device}")
         if chunk.shape[-1] == 0:
             return
-        rows = chunk.reshape(math.prod(self.batch), -1)
+        rows = chunk.reshape(math.prod(self.batch), chunk.shape[-1])
         prepared = reference.samples(rows, reference.compute_dtype(window), spec.scale)
         if spec.preemphasis and spec.preemphasis_scope == "waveform":
             before = torch.zeros_like(prepared[:, :1]) if self._before is None else self._before

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import noise
 from torch import Tensor
 
 import flashmel
@@ -545,3 +546,34 @@ def test_compiled_without_a_break(name: str, audio):
     expected, counts = module(x, lengths)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(frames, counts)
+
+
+def test_a_list_of_two_dtypes_is_refused():
+    x = torch.zeros(4000)
+    with pytest.raises(ValueError, match="tensors of one dtype, got torch.float32, torch.int16"):
+        frontends.frontend("kaldi-fbank")([x, x.short()])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_with_holes_is_refused():
+    holes = torch.nested.nested_tensor_from_jagged(torch.zeros(10000), torch.tensor([0, 4000, 10000]), torch.tensor([3000, 5000]))
+    with pytest.raises(ValueError, match="one behind the other"):
+        frontends.frontend("kaldi-fbank")(holes)
+
+
+@pytest.mark.parametrize("options,other", [({"n_samples": 48000}, 48000), ({}, 12800)], ids=["whisper", "gemma3n"])
+def test_an_exported_front_end_takes_the_length_that_needs_no_filling(options, other):
+    module = frontends.frontend("whisper" if options else "gemma3n", **options)
+    sizes = ({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
+    program = torch.export.export(module, (torch.zeros(2, 13001),), dynamic_shapes=sizes).module()
+    x = noise(2, other)
+    torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_filters_up_to_torchaudios_nyquist():
+    torchaudio = pytest.importorskip("torchaudio")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = frontends.frontend("vocos", sample_rate=11025)
+    expected = torchaudio.functional.melscale_fbanks(513, 0.0, 5512.0, 100, 11025)
+    assert torch.equal(module.fb, expected)

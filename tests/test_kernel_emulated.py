@@ -318,6 +318,42 @@ def test_gradients_of_front_ends_against_the_plain_path(name, ragged, tmp_path):
     assert_close(gradient / peak, expected / peak, atol=1e-5, rtol=1e-4)
 
 
+# What went wrong once: a spec, rows, samples.
+MENDED = {
+    # A row's last sample in what a tile carries, where the next position is padding.
+    "last-sample-carried": (StftSpec(512, 512, 160, margins=(256, 256), pad_mode="constant", preemphasis=0.97), 8, 10240),
+    # Samples left off on the right, folds on the left.
+    "negative-margin": (StftSpec(44, 44, 11, margins=(41, -23), pad_mode="symmetric", power=1.0), 5, 60),
+    "negative-margin-one-frame-more": (StftSpec(44, 22, 22, margins=(33, -41), pad_mode="symmetric", remove_dc=True), 3, 117),
+    "gain-of-0": (StftSpec(64, 64, 16, epilogue=Epilogue("ln", 1e-5)), 2, 600),
+    "floor-of-0-added": (StftSpec(64, 64, 16, epilogue=Epilogue("ln", 0.0, "add")), 2, 600),
+    "floor-without-a-logarithm": (StftSpec(64, 64, 16, epilogue=Epilogue(log_floor=1e4)), 2, 600),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_mended(name, tmp_path):
+    spec, rows, n_samples = MENDED[name]
+    generator = torch.Generator().manual_seed(1)
+    waveform = torch.randn(rows, n_samples, generator=generator)
+    affine = None
+    if name == "gain-of-0":
+        affine = torch.stack((torch.tensor([0.0, 1, 1, 2, 1, 1, 1]), torch.zeros(7)))
+    if name == "floor-of-0-added":
+        waveform[:, 200:400] = 0
+    fb = torch.rand(spec.n_freqs, 7, generator=generator) * (torch.rand(spec.n_freqs, 7, generator=generator).argsort(dim=1) < 2)
+    fb[:, 0] += fb.sum(1) == 0
+    g = torch.randn(rows, 7, spec.output_frames(n_samples), generator=generator)
+    window, folders = front_end_window(spec), [tmp_path / "forward", tmp_path / "backward"]
+    for folder in folders:
+        folder.mkdir()
+    mel, expected = run(folders[0], spec, waveform, fb, window=window, affine=affine)
+    torch.testing.assert_close(mel, expected.float(), rtol=1e-4, atol=1e-4)
+    gradient, expected = run_backward(folders[1], spec, waveform, fb, g, window=window, affine=affine)
+    peak = expected.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    assert_close(gradient / peak, expected / peak, atol=1e-5, rtol=1e-4)
+
+
 BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("one-frame-tiles", "no-prefetch")}  # no room in 64 KiB
 BACKWARD_CASES["few-frames-tiles"] = (StftSpec(4096, 4096, 512, pad_mode="replicate"), 1, 12000, 75)
 BACKWARD_CASES["hop-1"] = (StftSpec(64, 64, 1), 2, 300, 90)

@@ -316,6 +316,12 @@ def test_what_has_no_plan_of_the_gradient():
             make_backward_plan(spec_of(n_fft), HOPPER, 80)
     with pytest.raises(UnsupportedError, match="the gradient at n_fft = 400 with 100000 filters fits in no block of sm_90"):
         make_backward_plan(spec_of(400), HOPPER, 100_000)
+    with pytest.raises(UnsupportedError, match=r"circular padding of equal margins, not of \(32, 16\)"):
+        make_backward_plan(StftSpec(64, 64, 16, margins=(32, 16), pad_mode="circular"), HOPPER, 80)
+    cropped = StftSpec(64, 64, 16, pad=-20, pad_mode="constant", preemphasis=0.97)
+    for make in (lambda: make_plan(cropped, HOPPER), lambda: make_backward_plan(cropped, HOPPER, 80)):
+        with pytest.raises(UnsupportedError, match="padded with zeros, not cropped, .*pad=-20"):
+            make()
 
 
 # --- the launch: which tiles a team takes, and which of them it loads without a look at padding --------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import speech
+from cases import noise, speech
 
 from flashmel import frontends
 from flashmel.frontends import FrontEnd, frontend
@@ -157,3 +157,22 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="too short"):
         stream.finish()
     assert isinstance(stream, Stream)
+
+
+def test_a_clip_that_is_too_short_leaves_nothing_behind():
+    module, y = frontend("vocos"), noise(5000)
+    stream = module.stream()
+    stream(torch.full((300,), 5.0))
+    with pytest.raises(ValueError, match="too short"):
+        stream.finish()
+    torch.testing.assert_close(torch.cat((stream(y), stream.finish()), -1), module(y), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [-1, True, 2.0, (2, -1)])
+def test_batches_that_are_none(batch):
+    with pytest.raises(ValueError, match="batch must be a number of streams, a shape of them or None, got"):
+        frontend("vocos").stream(batch)
+
+
+def test_no_streams():
+    assert frontend("vocos").stream(0)(torch.ones(0, 5000)).shape[:2] == (0, 100)

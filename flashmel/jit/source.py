@@ -108,8 +108,8 @@ def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
         "remove_dc": int(spec.remove_dc),
         "preemphasis_in_frame": int(spec.preemphasis_scope == "frame"),
         "epsilon_is_added": int(spec.epsilon_mode == "add"),
-        "floor_is_added": int(end.floor_mode == "add"),
-        "has_log_floor": int(end.log_floor > -math.inf),
+        "floor_is_added": int(end.floor_mode == "add" and end.floor > 0),
+        "has_log_floor": int(end.log is not None and end.log_floor > -math.inf),
     }
     numbers = {
         "power": spec.power,

@@ -12,6 +12,7 @@ template <class Config>
 __device__ inline float gradient_of_mel(float g, float feature, float gain, float bias) {
   const float factor = Config::affine ? gain * Config::gain : Config::gain;
   if constexpr (Config::log == Log::none) return g * factor;
+  if (Config::affine && factor == 0.0f) return 0.0f;
   constexpr float per_octave = octave<Config>(), per_e = per_octave / 0.693147181f;
   constexpr float per_gain = 1.0f / Config::gain;
   const float value = Config::affine ? (feature - fmaf(gain, Config::bias, bias)) / factor : (feature - Config::bias) * per_gain;
@@ -52,7 +53,7 @@ __device__ inline void load_mel(const Params& params, const Tile& tile, float* g
     }
   } else {
     constexpr int at_once = 8;  // loads under way: none of them may wait for a store
-    const float* const features = params.features + tile.row(params) * n_mels * params.frames;
+    const float* const features = params.features + (long long)tile.row(params) * n_mels * params.frames;
     const auto store = [&](int m, int f, bool inside, float value, float feature) {
       float gain = 1.0f, bias = 0.0f;
       if constexpr (Config::affine) gain = params.affine[m], bias = params.affine[n_mels + m];
@@ -346,14 +347,17 @@ __device__ constexpr int power_of_two_up_to(int a, int b) {
   return power;
 }
 
-// Whether a tile has frames that are none, or samples of `Edges`.
+// Whether a tile has frames that are none, or samples of `Edges`; or, where the waveform was pre-emphasised, reaches the row's last
+// sample, be it in what it carries.
 template <class Config>
 __device__ inline bool touches_edge(const Params& params, const Tile& tile) {
   constexpr int frames = Config::frames_per_tile;
+  constexpr bool last_matters = Config::preemphasis != 0.0f && !Config::preemphasis_in_frame;
+  constexpr long long slots = frames + (last_matters ? Config::overlap : 0);
   const long long first = tile.first_frame(params);
   const long long i0 = first * Config::hop_length - Config::margin - Config::pad;
   return first + frames > row_frames<Config>(params, tile.row(params)) || i0 < Edges<Config>::low ||
-         i0 + (long long)frames * Config::hop_length >= row_samples<Config>(params, tile.row(params)) - Edges<Config>::high;
+         i0 + slots * Config::hop_length >= row_samples<Config>(params, tile.row(params)) - Edges<Config>::high;
 }
 
 // From the sum of a frame's gradients to what the subtraction of its mean takes from each of its samples, sums[frame].

@@ -45,7 +45,7 @@ __device__ inline void raise_to_floor(const Params& params, unsigned row, float*
   for (long long i = threadIdx.x; i < params.group * per_row; i += blockDim.x) top = larger(top, extremes[i].x);
   const float floor = over_block(top, lowest, shared, [](float a, float b) { return larger(a, b); }) - Config::range;
   const long long valid = row_frames<Config>(params, row);
-  Output* const out = static_cast<Output*>(params.out) + row * params.n_mels * params.frames;
+  Output* const out = static_cast<Output*>(params.out) + (long long)row * params.n_mels * params.frames;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const float2* const own = params.summary + row * per_row + (long long)tile * params.warps;
