@@ -270,10 +270,11 @@ class FrontEnd(Tables):
 
     @property
     def length_rule(self) -> str:
-        """Frames of a row of L samples, as a formula."""
+        """Frames of a row of L samples, as a formula, and what the features are padded to."""
         spec, recipe = self.spec, self.recipe
         if recipe.n_samples is not None:
-            return f"ceil(L / {spec.hop_length}) of {self.spec.frame_count(recipe.n_samples)}"
+            frames = spec.frame_count(recipe.n_samples)
+            return f"min(ceil(L / {spec.hop_length}), {frames}), padded to {frames}"
         samples = "L" if recipe.sample_multiple == 1 else f"ceil(L / {recipe.sample_multiple}) * {recipe.sample_multiple}"
         samples = samples if not recipe.min_samples else f"max(L, {recipe.min_samples})"
         rest = spec.margin + spec.right_margin - spec.n_fft + spec.hop_length * (1 - spec.epilogue.masked_frames)
@@ -282,8 +283,13 @@ class FrontEnd(Tables):
             if rest
             else f"{samples} // {spec.hop_length}"
         )
-        rule = rule if recipe.stack == 1 else f"{rule} // {recipe.stack}"
-        return rule if recipe.n_frames is None else f"min({rule}, {recipe.n_frames}) of {recipe.n_frames}"
+        joined = "" if recipe.stack == 1 else f" // {recipe.stack}"
+        if recipe.n_frames is not None:
+            return f"min({rule}{joined}, {recipe.n_frames}), padded to {recipe.n_frames}"
+        padding = [f"by {spec.epilogue.masked_frames}"] if spec.epilogue.masked_frames else []
+        if recipe.frame_multiple > 1:
+            padding.append(f"to a multiple of {recipe.frame_multiple}{' before the last division' if joined else ''}")
+        return f"{rule}{joined}" + (f", padded {' and '.join(padding)}" if padding else "")
 
     def extra_repr(self) -> str:
         recipe = self.recipe
