@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import fused, ops
 from .buffers import Tables, table
-from .jit.source import NormalizeSpecialisation, Specialisation
+from .jit.source import AnySpecialisation
 from .normalize import stack_frames
 from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Known, Recipe
@@ -100,7 +100,7 @@ def frontend(name: str, *, dtype: torch.dtype | None = None, **chosen: Any) -> F
 
 def specialisations(
     module: FrontEnd, arch: Architecture, samples: torch.dtype = torch.float32, *, gradient: bool = False
-) -> list[Specialisation | NormalizeSpecialisation]:
+) -> list[AnySpecialisation]:
     """The kernels that a front-end's calls with and without lengths compile, see :func:`flashmel.fused.specialisations`.
 
     Raises:
@@ -313,10 +313,11 @@ class FrontEnd(Tables):
 
     @property
     def length_rule(self) -> str:
-        """Frames of a row of L samples, as a formula."""
+        """Frames of a row of L samples, as a formula, and what the features are padded to."""
         spec, recipe = self.spec, self.recipe
         if recipe.n_samples is not None:
-            return f"ceil(L / {spec.hop_length}) of {self.spec.frame_count(recipe.n_samples)}"
+            frames = spec.frame_count(recipe.n_samples)
+            return f"min(ceil(L / {spec.hop_length}), {frames}), padded to {frames}"
         samples = "L" if recipe.sample_multiple == 1 else f"ceil(L / {recipe.sample_multiple}) * {recipe.sample_multiple}"
         samples = samples if not recipe.min_samples else f"max(L, {recipe.min_samples})"
         rest = spec.margin + spec.right_margin - spec.n_fft + spec.hop_length * (1 - spec.epilogue.masked_frames)
@@ -325,9 +326,14 @@ class FrontEnd(Tables):
             if rest
             else f"{samples} // {spec.hop_length}"
         )
-        rule = rule if recipe.stack == 1 else f"{rule} // {recipe.stack}"
-        n_frames = spec.epilogue.n_frames
-        return rule if n_frames is None else f"min({rule}, {n_frames}) of {n_frames}"
+        joined = "" if recipe.stack == 1 else f" // {recipe.stack}"
+        end = spec.epilogue
+        if end.n_frames is not None:
+            return f"min({rule}{joined}, {end.n_frames}), padded to {end.n_frames}"
+        padding = [f"by {end.masked_frames}"] if end.masked_frames else []
+        if end.frame_multiple > 1:
+            padding.append(f"to a multiple of {end.frame_multiple}{' before the last division' if joined else ''}")
+        return f"{rule}{joined}" + (f", padded {' and '.join(padding)}" if padding else "")
 
     def extra_repr(self) -> str:
         recipe = self.recipe

@@ -20,7 +20,7 @@ from . import environment
 from .jit import bundle, toolchain
 from .jit.compiler import CompileError
 from .jit.driver import BackwardParams, DriverError, Kernel, LaunchParams, NormalizeParams
-from .jit.source import NormalizeSpecialisation, Specialisation
+from .jit.source import AnySpecialisation, NormalizeSpecialisation, Specialisation
 from .plan import (
     Architecture,
     BackwardLaunch,
@@ -545,7 +545,7 @@ def specialisations(
     gradient: bool = False,
     ragged: bool = False,
     affine: bool = False,
-) -> list[Specialisation | NormalizeSpecialisation]:
+) -> list[AnySpecialisation]:
     """The kernels that calls with these tables compile on an architecture. Needs no GPU.
 
     Args:
@@ -567,7 +567,7 @@ def specialisations(
         filters = kernel_tables(plan, spec.n_fft, spec.normalized, window_values, fb_values).filters
         return Specialisation(spec, plan, arch, _name(samples), _name(output), _fits(plan, filters), ragged, affine, summary)
 
-    found: list[Specialisation | NormalizeSpecialisation] = []
+    found: list[AnySpecialisation] = []
     if rule is not None and _normalizes(rule, affine):
         between = _dtype_between(rule, output)
         found.append(forward(_spec_before(spec, rule), between, _summary_for(rule)))

@@ -82,11 +82,11 @@ class LaunchPlan:
     spare_bytes: int  # what is left for the mel filters
 
     def __str__(self) -> str:
-        factors = " x ".join(str(r) for r in (self.r1, self.r2, self.r3) if r > 1) or "1"
-        return (
-            f"{factors} points, {self.frames_per_tile} frames a tile, {self.teams} x {self.threads} threads, "
-            f"{self.shared_bytes / 1024:.0f} KiB of shared memory"
-        )
+        factors = " x ".join(str(r) for r in (self.r1, self.r2, self.r3) if r > 1)
+        points = f"{factors} points" if factors else "1 point"
+        frames = "1 frame" if self.frames_per_tile == 1 else f"{self.frames_per_tile} frames"
+        crew = f"{self.teams} x {self.threads} threads, {self.shared_bytes / 1024:.0f} KiB of shared memory"
+        return f"{points}, {frames} a tile, {crew}"
 
     @property
     def points(self) -> int:

@@ -14,7 +14,7 @@ from cases import CASES
 
 from flashmel import MelSpectrogram, environment, fused
 from flashmel.jit import bundle, cache, compiler, driver, toolchain
-from flashmel.jit.source import NormalizeSpecialisation, Specialisation, config_header, sources
+from flashmel.jit.source import AnySpecialisation, Specialisation, config_header, sources
 from flashmel.plan import Architecture, UnsupportedError, architecture
 
 torch.set_num_threads(1)  # the signals are short: on a busy machine, threads wait for one another far longer than they work
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def kernels_of(
     modules: Iterable[MelSpectrogram], arch: Architecture
-) -> Iterator[Specialisation | NormalizeSpecialisation]:
+) -> Iterator[AnySpecialisation]:
     """What the modules make of float32 waveforms and gradients, in both directions."""
     for module in modules:
         with contextlib.suppress(UnsupportedError):
@@ -49,12 +49,12 @@ def compile_together(modules: Iterable[MelSpectrogram]) -> None:
     compile_kernels(kernels_of(modules, architecture(*torch.cuda.get_device_capability())))
 
 
-def _duration(s: Specialisation | NormalizeSpecialisation) -> int:
+def _duration(s: AnySpecialisation) -> int:
     """Orders kernels by how long they take to compile, the longest first."""
     return -max(s.plan.r1, s.plan.r2, s.plan.r3) if isinstance(s, Specialisation) else 0
 
 
-def compile_kernels(kernels: Iterable[Specialisation | NormalizeSpecialisation]) -> None:
+def compile_kernels(kernels: Iterable[AnySpecialisation]) -> None:
     """The same of kernels of one architecture."""
     # Without what does not tell kernels apart; the longest first.
     wanted = {(s.unit, config_header(s)): s for s in kernels}

@@ -16,7 +16,9 @@ ORDER = (
     "version", "environment", "spec", "filterbank", "plan", "tables", "reference",
     "jit", "jit.cache", "jit.download", "jit.machine", "jit.bundle", "jit.toolchain", "jit.compiler", "jit.source", "jit.driver",
     "buffers", "normalize", "recipes", "fused", "ops", "functional", "export", "transform", "losses", "cepstrum", "stream",
-    "frontends", "__init__", "testing", "cli", "__main__",
+    "frontends", "__init__", "testing",
+    "cli.console", "cli.arguments", "cli.picture", "cli.ahead", "cli.mel", "cli.frontends", "cli.demo", "cli.warm", "cli.bundle",
+    "cli.cache", "cli.doctor", "cli", "__main__",
 )  # fmt: skip
 NEED_SPEC_ALONE = ("filterbank", "plan", "tables", "reference")
 WITHOUT_TORCH = ("version", "environment", "spec", "plan", "tables", *(name for name in ORDER if name.startswith("jit")))
@@ -27,10 +29,12 @@ def name_of(path):
 
 
 TREES = {name_of(path): ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+PACKAGES = {name_of(path) for path in ROOT.glob("*/__init__.py")}
 
 
 def imports(tree, module="x"):
     """(absolute name, is it inside a function) of everything that runs as an import: not what stands under TYPE_CHECKING."""
+    parts = module.split(".")
 
     def walk(node, in_function):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -38,7 +42,8 @@ def imports(tree, module="x"):
         if isinstance(node, ast.Import):
             yield from ((alias.name, in_function) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            package = ["flashmel", *module.split(".")[: -node.level]] if node.level else []
+            levels = node.level - (module in PACKAGES)  # a package's own name is its first
+            package = ["flashmel", *parts[: len(parts) - levels]] if node.level else []
             base = ".".join([*package, *filter(None, [node.module])])
             for alias in node.names:
                 full = f"{base}.{alias.name}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashmel import MelSpectrogram, __version__, cli, frontends
+from flashmel import MelSpectrogram, __version__, cli, frontends, fused
 from flashmel.jit import bundle, compiler, driver, toolchain
-from flashmel.plan import architecture
+from flashmel.plan import ARCHITECTURES, architecture
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("matplotlib")
@@ -41,6 +43,17 @@ def wav(tmp_path: Path, sound: np.ndarray) -> Path:
 
 def mel(*args: object) -> int:
     return cli.main(["mel", "--device", "cpu", *map(str, args)])
+
+
+def rows(printed: str) -> dict[str, str]:
+    """What stands right of each label."""
+    return dict(re.split(r"  +", line, maxsplit=1) for line in printed.splitlines())
+
+
+def gpus() -> dict[str, torch.device | None]:
+    """Those of this machine, by what doctor adds to a label; None if there are none."""
+    found = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+    return {f", {gpu}": gpu for gpu in found} or {"": None}
 
 
 def module(rate: int = RATE, **options: Any) -> MelSpectrogram:
@@ -261,16 +274,82 @@ def test_warnings_are_one_line(tmp_path: Path, wav: Path, capsys: pytest.Capture
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "(8, 80, 3001)" in out and "path" in out and " ms" in out
+    shown = rows(capsys.readouterr().out)
+    reason = fused.unavailable_reason(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    assert shown["path"] == ("fused" if reason is None else f"plain torch ({reason})")
+    assert shown["output"] == "(8, 80, 3001), float32" and shown["picture"] == "flashmel-demo.png"
+    time = re.fullmatch(r"(\d+\.\d{3}) ms, [\d,]+ times as fast as the sound plays", shown["time"])
+    assert time and float(time[1]) > 0
+    if "torchaudio" in shown:
+        assert shown["torchaudio"].startswith("not compared: ")
+    else:
+        difference = re.fullmatch(r"\S+ of values up to \S+: (\S+)", shown["largest difference"])
+        assert difference and float(difference[1]) < 1e-5
     assert (tmp_path / "flashmel-demo.png").stat().st_size > 10_000
     assert cli.main(["demo", "-o", "picture.bmp"]) == 2
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
-    out = capsys.readouterr().out
-    assert torch.__version__ in out and "fused path" in out and "available" in out
+    shown = rows(capsys.readouterr().out)
+    assert shown["flashmel"] == __version__ and shown["torch"] == torch.__version__
+    for label, gpu in gpus().items():
+        reason = fused.unavailable_reason(gpu)
+        assert shown[f"fused path{label}"] == ("available" if reason is None else f"not available: {reason}")
+
+
+def test_doctor_says_why_the_fused_path_is_not_available(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for reason, expected in ((None, "available"), ("no compiler", "not available: no compiler")):
+        monkeypatch.setattr(fused, "unavailable_reason", lambda _, reason=reason: reason)
+        assert cli.main(["doctor"]) == 0
+        shown = rows(capsys.readouterr().out)
+        assert [shown[f"fused path{label}"] for label in gpus()] == [expected] * len(gpus())
+
+
+def test_doctor_says_which_path_a_gradient_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A frame of 16384 points fits into sm_86's shared memory, but not with what the gradient keeps."""
+    assert cli.main(["doctor", "--n-fft", "16384", "--arch", "sm_86"]) == 0
+    shown = rows(capsys.readouterr().out)
+    assert shown["n_fft 16384, sm_86"].startswith("fused kernel: 32 x 32 x 8 points, 1 frame a tile, ")
+    assert "plain torch: the gradient at n_fft = 16384 with 80 filters fits in no block of sm_86: " in shown["its gradient, sm_86"]
+    frames = {}
+    for n_mels in ("80", "128"):
+        assert cli.main(["doctor", "--n-fft", "8192", "--n-mels", n_mels, "--arch", "sm_90"]) == 0
+        gradient = rows(capsys.readouterr().out)["its gradient, sm_90"]
+        frames[n_mels] = re.fullmatch(r"fused kernel: 32 x 16 x 8 points, (.*) a tile, .* of shared memory", gradient)[1]
+    assert frames == {"80": "4 frames", "128": "2 frames"}
+
+
+def test_doctor_says_which_path_a_gradient_takes_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    monkeypatch.setattr(fused, "path", lambda spec, device: f"{spec.n_fft} on {device}")
+    for n_fft, reason, expected in (
+        ("400", None, "fused kernel: 20 x 10 points, "),
+        ("16384", None, "plain torch: the gradient at n_fft = 16384"),
+        ("400", "no compiler", "plain torch on cuda:0: no compiler"),
+    ):
+        monkeypatch.setattr(fused, "unavailable_reason", lambda _, reason=reason: reason)
+        assert cli.main(["doctor", "--n-fft", n_fft]) == 0
+        shown = rows(capsys.readouterr().out)
+        assert shown["GPU"] == "cuda:0 (some GPU, sm_86)" and shown[f"n_fft {n_fft}, cuda:0"] == f"{n_fft} on cuda:0"
+        assert shown["its gradient, cuda:0"].startswith(expected)
+
+
+def test_doctor_tells_of_every_gpu_or_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--n-fft", "400"]) == 0
+    shown = rows(capsys.readouterr().out)
+    found = torch.cuda.device_count()
+    places = [f"cuda:{n}" for n in range(found)] or [arch.name for arch in ARCHITECTURES]
+    for place in places:
+        assert re.match("fused kernel: |plain torch", shown[f"n_fft 400, {place}"])
+        assert re.match("fused kernel: |plain torch", shown[f"its gradient, {place}"])
+    assert sum("gradient" in label for label in shown) == len(places)
 
 
 def test_doctor_says_which_path_a_size_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,6 +357,8 @@ def test_doctor_says_which_path_a_size_takes(capsys: pytest.CaptureFixture[str])
     assert "n_fft 400, sm_90 fused kernel: 20 x 10 points, 32 frames a tile" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["doctor", "--n-fft", "134", "--arch", "sm_80"]) == 0
     assert "plain torch: n_fft = 134: 67 is not a product of three numbers up to 64" in capsys.readouterr().out
+    assert cli.main(["doctor", "--n-fft", "2", "--arch", "sm_80"]) == 0
+    assert "fused kernel: 1 point, 32 frames a tile, " in capsys.readouterr().out
     assert cli.main(["doctor", "--n-fft", "0"]) == 2
     assert "n_fft must be a positive integer, got 0" in capsys.readouterr().err
     assert cli.main(["doctor", "--n-fft", "400", "--arch", "sm_91"]) == 2
@@ -307,7 +388,7 @@ def test_warm_and_cache(
     printed = capsys.readouterr()
     for arch in ("sm_80", "sm_90"):
         for kernel in ("forward", "backward"):
-            assert f"KiB: {kernel} kernel for {arch}, float32 and float32, n_fft 64, hop_length 16" in printed.out
+            assert f"KiB: {kernel} kernel for {arch}, float32 in, float32 out, n_fft 64, hop_length 16" in printed.out
     assert len(list((tmp_path / "cache").iterdir())) == 4
     monkeypatch.setattr(compiler, "compile_cubin", lambda *_: pytest.fail("compiled again"))
     assert cli.main(arguments) == 0
@@ -329,7 +410,7 @@ def test_warm_and_cache(
         (["--arch", "sm_90", "--frontend", "nemo", "whisp"], "--frontend whisp: no front-end is called 'whisp'"),
         (["--arch", "sm_90", "--frontend", "nemo", "hifigan", "--option", "pad_to=8"], "--frontend hifigan: front-end 'hifigan'"),
         (["--arch", "sm_90", "--frontend", "nemo", "--n-fft", "16"], "--n-fft does not go with --frontend"),
-        (["--arch", "sm_90", "--frontend", "nemo", "--resample", "16000"], "--resample does not go with --frontend"),
+        (["--arch", "sm_90", "--frontend", "nemo", "--sample-rate", "16000"], "--sample-rate does not go with --frontend"),
         (["--arch", "sm_90", "--frontend", "nemo", "--config", "a.json"], "--config does not go with --frontend"),
         (["--arch", "sm_90", "--option", "n_mels=3"], "name one with --frontend"),
     ],
@@ -342,6 +423,22 @@ def test_warm_refuses(
     assert cli.main(["warm", *arguments]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
+
+
+def test_warm_for_a_sample_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Window and hop follow it, as for a file of that rate."""
+    monkeypatch.setenv("FLASHMEL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver, "cubin", lambda s: b"")
+    for option, sizes in (((), "n_fft 512, hop_length 160"), (("--sample-rate", "8000"), "n_fft 256, hop_length 80")):
+        assert cli.main(["warm", "--arch", "sm_90", *option]) == 0
+        assert f"forward kernel for sm_90, float32 in, float32 out, {sizes}, power 2: " in capsys.readouterr().out
+    assert cli.main(["warm", "--arch", "sm_90", "--resample", "8000"]) == 2  # there are no files
+    for command in (["warm"], ["bundle", "build"]):
+        capsys.readouterr()
+        assert cli.main([*command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "--sample-rate HZ of the waveforms to come, in Hz (default: 16000)" in shown and "files" not in shown
+        assert "which is specific to --n-mels" in shown
 
 
 @pytest.mark.parametrize("by_file", [False, True])
@@ -363,7 +460,10 @@ def test_warm_of_front_ends(
     archs = [architecture(7, 5), architecture(9, 0)]
     wanted = {str(s) for m in modules for arch in archs for s in frontends.specialisations(m, arch, gradient=True)}
     assert len(lines) == len(wanted) and {line.partition(": ")[2] for line in lines} == wanted
-    for part in ("normalize kernel for sm_75, float16 and float16, ragged: maximum", "power 2, ragged, extremes: "):
+    for part in (
+        "normalize kernel for sm_75, float16 in, float16 out, with lengths, the second of two launches: a floor below the maximum",
+        "power 2, with lengths, the first of two launches: ",
+    ):
         assert any(part in line for line in lines), lines
 
 
@@ -385,13 +485,37 @@ def test_a_bundle_of_a_front_end(
 def test_front_ends_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["frontends"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == frontends.names()
-    assert any("whisper-large-v3" in line and "16000 Hz" in line and "128" in line and "L // 160" in line for line in lines)
+    cells = [re.split(r"  +", line) for line in lines]
+    assert cells[0] == ["name", "sample rate", "shape", "frames of L samples"]
+    assert [name for name, *_ in cells[1:]] == frontends.names()
+    assert ["whisper-large-v3", "16000 Hz", "(..., 128, frames)", "L // 160"] in cells
+    assert len({line.index(shape) for line, (_, _, shape, _) in zip(lines, cells, strict=True)}) == 1, "columns begin together"
     assert cli.main(["frontends", "ast"]) == 0
     shown = capsys.readouterr().out
     assert "source: transformers.ASTFeatureExtractor" in shown and "n_frames=1024" in shown and "(..., frames, 128)" in shown
     assert cli.main(["frontends", "asd"]) == 2
     assert "no front-end is called 'asd'" in capsys.readouterr().err
+
+
+def test_rules_of_lengths_are_true() -> None:
+    """What is printed gives the frames of a row, and says whether more follow."""
+    for name in frontends.names():
+        module = frontends.frontend(name)
+        n_samples = module.sample_rate + 3 * module.hop_length
+        rule, _, padding = module.length_rule.partition(", padded ")
+        frames = eval(rule, {"ceil": math.ceil, "L": n_samples})
+        assert frames == module.output_lengths(n_samples), (name, rule)
+        features = module(torch.zeros(n_samples))
+        held = features.shape[-2 if module.spec.epilogue.time_major else -1]
+        assert (held > frames) == bool(padding), (name, padding)
+    for name, options, padding in (
+        ("qwen2-audio", {}, "to 3000"),
+        ("qwen3-asr", {}, "to a multiple of 100"),
+        ("nemo", {"pad_to": 16}, "by 1 and to a multiple of 16"),
+        ("seamless-m4t", {}, "to a multiple of 2 before the last division"),
+        ("ast", {}, "to 1024"),
+    ):
+        assert frontends.frontend(name, **options).length_rule.partition(", padded ")[2] == padding
 
 
 def test_mel_of_a_front_end(tmp_path: Path, wav: Path, sound: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,7 +584,7 @@ def test_a_bundle_of_several_configurations(
     assert cli.main(["bundle", "build", "--config", str(config), "--arch", "sm_90", "-o", str(tmp_path / "bundle")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and f"{tmp_path / 'bundle'}: 3 kernels, manifest sha256 " in lines[-1]
-    for part, count in (("forward kernel for sm_90", 2), ("backward kernel for sm_90", 1), ("int16 and float16", 1)):
+    for part, count in (("forward kernel for sm_90", 2), ("backward kernel for sm_90", 1), ("int16 in, float16 out", 1)):
         assert sum(part in line for line in lines) == count
     assert cli.main(["bundle", "list", str(tmp_path / "bundle"), "--arch", "sm_80,sm_75"]) == 0
     assert capsys.readouterr().out.count("rejected, not for sm_80, sm_75: ") == 3

@@ -1,1 +1,5 @@
-"""From the kernel's source to a launch: ``source`` -> ``compiler`` -> ``cache`` -> ``driver``."""
+"""From the kernel's source to a launch.
+
+``source`` names a kernel; ``driver.cubin`` looks in ``bundle``, then ``cache``, then asks ``compiler``; ``driver.Kernel`` loads and
+launches it.
+"""

@@ -14,7 +14,7 @@ from .. import environment
 from . import bundle, compiler, toolchain
 from . import cache as disk
 from .machine import this_machine
-from .source import NormalizeSpecialisation, Specialisation, sources
+from .source import AnySpecialisation, sources
 
 _log = logging.getLogger("flashmel")
 
@@ -83,7 +83,7 @@ def _launch_config(blocks_x: int, blocks_y: int, threads: int, shared_bytes: int
     return bytes(_LaunchConfig(blocks_x, blocks_y, 1, threads, 1, 1, shared_bytes))
 
 
-def cubin(s: Specialisation | NormalizeSpecialisation) -> bytes:
+def cubin(s: AnySpecialisation) -> bytes:
     """The cubin of a specialisation: from a bundle, from the disk cache, or compiled and stored there.
 
     Raises:
@@ -114,7 +114,7 @@ def cubin(s: Specialisation | NormalizeSpecialisation) -> bytes:
     return data
 
 
-def _missing(s: Specialisation | NormalizeSpecialisation, cache: str) -> MissingKernelError:
+def _missing(s: AnySpecialisation, cache: str) -> MissingKernelError:
     return MissingKernelError(
         f"FLASHMEL_NO_JIT is set, so nothing is compiled, and no bundle holds the kernel ({bundle.describe()}), and {cache}: "
         f"make it ahead with flashmel bundle build or flashmel warm, or unset FLASHMEL_NO_JIT. The kernel: {s}"
@@ -134,7 +134,7 @@ def _launch_function() -> Callable[..., int]:
 class Kernel:
     """A kernel loaded on a device (its ordinal, as the driver and torch count)."""
 
-    def __init__(self, s: Specialisation | NormalizeSpecialisation, device: int) -> None:
+    def __init__(self, s: AnySpecialisation, device: int) -> None:
         """
         Raises:
             ToolchainError, CompileError, MissingKernelError: see :func:`cubin`.

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from ..spec import Epilogue, Normalization, StftSpec
 _TYPES = {"float32": "float", "int16": "short", "float16": "Half", "bfloat16": "Bfloat16"}
 INPUT_TYPES = tuple(_TYPES)
 OUTPUT_TYPES = ("float32", "float16", "bfloat16")
+# Kinds of normalisation, for people to read.
+_KINDS = {"maximum": "a floor below the maximum", "mean": "mean over time", "variance": "mean and variance over time"}
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,15 @@ class Specialisation:
 
     def __str__(self) -> str:
         spec = self.spec
-        parts = [name for name in ("ragged", "affine") if getattr(self, name)] + ([self.summary] if self.summary else [])
-        return (
-            f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {self.input_type} and {self.output_type}, "
-            f"{', '.join([f'n_fft {spec.n_fft}', f'hop_length {spec.hop_length}', f'power {spec.power:g}', *parts])}: {self.plan}"
-        )
+        parts = [f"{self.input_type} in, {self.output_type} out"]
+        parts += [f"n_fft {spec.n_fft}", f"hop_length {spec.hop_length}", f"power {spec.power:g}"]
+        flags = {
+            "with lengths": self.ragged,
+            "a gain and bias for each filter": self.affine,
+            "the first of two launches": self.summary,
+        }
+        parts += [text for text, holds in flags.items() if holds]
+        return f"{self.unit.removesuffix('.cu')} kernel for {self.arch.name}, {', '.join(parts)}: {self.plan}"
 
     @property
     def threads(self) -> int:
@@ -70,7 +76,7 @@ def kernel_sources() -> dict[str, str]:
     return {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith((".cu", ".cuh"))}
 
 
-def sources(s: Specialisation | NormalizeSpecialisation) -> dict[str, str]:
+def sources(s: AnySpecialisation) -> dict[str, str]:
     """What is compiled for a specialisation: its translation unit, the headers, ``config.h``."""
     return {name: text for name, text in kernel_sources().items() if name in (s.unit, *_included(s.unit))} | {
         "config.h": config_header(s)
@@ -84,7 +90,7 @@ def _included(unit: str) -> set[str]:
     return names.union(*map(_included, names))
 
 
-def config_header(s: Specialisation | NormalizeSpecialisation) -> str:
+def config_header(s: AnySpecialisation) -> str:
     """``config.h``: the fields of the spec and the plan under their own names."""
     if isinstance(s, NormalizeSpecialisation):
         return _normalize_header(s)
@@ -145,8 +151,12 @@ class NormalizeSpecialisation:
     filters_in_shared: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        types = f"{self.input_type} and {self.output_type}{', ragged' if self.ragged else ''}"
-        return f"normalize kernel for {self.arch.name}, {types}: {self.rule.kind}"
+        parts = [f"{self.input_type} in, {self.output_type} out", *(["with lengths"] if self.ragged else [])]
+        return f"normalize kernel for {self.arch.name}, {', '.join(parts)}, the second of two launches: {_KINDS[self.rule.kind]}"
+
+
+# What names one kernel, of either sort.
+AnySpecialisation: TypeAlias = Specialisation | NormalizeSpecialisation
 
 
 def _normalize_header(s: NormalizeSpecialisation) -> str:
