@@ -411,10 +411,12 @@ def test_warm_and_cache(
         (["--arch", "sm_90", "--frontend", "nemo", "hifigan", "--option", "pad_to=8"], "--frontend hifigan: front-end 'hifigan'"),
         (["--arch", "sm_90", "--frontend", "nemo", "--n-fft", "16"], "--n-fft does not go with --frontend"),
         (["--arch", "sm_90", "--frontend", "nemo", "--sample-rate", "16000"], "--sample-rate does not go with --frontend"),
+        (["--arch", "sm_90", "--config", "a.json", "--n-fft", "16"], "--n-fft does not go with --config, whose file says"),
+        (["--arch", "sm_90", "--config", "a.json", "--sample-rate", "16000"], "--sample-rate does not go with --config"),
         (["--arch", "sm_90", "--frontend", "nemo", "--config", "a.json"], "--config does not go with --frontend"),
         (["--arch", "sm_90", "--option", "n_mels=3"], "name one with --frontend"),
     ],
-    ids=["size", "architecture", "none", "int16", "transform", "unknown", "option", "size-too", "rate", "file", "no-front-end"],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
 )
 def test_warm_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
@@ -553,6 +555,8 @@ def test_mel_of_a_front_end(tmp_path: Path, wav: Path, sound: np.ndarray, capsys
         (("--frontend", "whisp"), "no front-end is called 'whisp'"),
         (("--frontend", "whisper", "--option", "mels=3"), "has no option 'mels'"),
         (("--frontend", "whisper", "--n-mels", 3), "--n-mels does not go with --frontend"),
+        (("--frontend", "whisper-large-v3", "--n-mels", 80), "--n-mels does not go with --frontend"),  # the plain one's default
+        (("--frontend", "whisper", "--mel-scale", "htk"), "--mel-scale does not go with --frontend"),
         (("--frontend", "whisper", "--no-center"), "--no-center does not go with --frontend"),
         (("--frontend", "whisper", "--db"), "--db does not go with --frontend"),
         (("--frontend", "whisper", "--format", "png"), "--format png does not go with --frontend"),

@@ -20,7 +20,7 @@ from ..jit.source import INPUT_TYPES, AnySpecialisation, sources
 from ..jit.toolchain import ToolchainError
 from ..plan import Architecture, UnsupportedError
 from ..transform import MelSpectrogram
-from .arguments import architectures, positive_int, refuse_option, refuse_transform, transform_arguments, transform_of
+from .arguments import FRONTEND, architectures, positive_int, refuse_option, refuse_transform, transform_arguments, transform_of
 from .console import Failure, printable, progress
 
 
@@ -109,6 +109,7 @@ def _configurations(args: argparse.Namespace) -> list[_Configuration]:
     if args.config is None:
         make = partial(transform_of, args, args.sample_rate or 16000, getattr(torch, args.dtype))
         return [_configuration("", make, args.input_dtype, args.gradient)]
+    refuse_transform(args, "--config, whose file says all that is computed", *(["sample_rate"] if args.sample_rate else []))
     found = []
     for number, entry in enumerate(_config_file(args.config), 1):
         options = dict(entry)
@@ -124,7 +125,7 @@ def _frontend_entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         raise Failure('--config does not go with --frontend: name front-ends in the file, as {"frontend": "whisper"}')
     if args.sample_rate is not None:
         raise Failure("--sample-rate does not go with --frontend: a front-end has its sample rate")
-    refuse_transform(args)
+    refuse_transform(args, FRONTEND)
     return {name: {"frontend": name, "dtype": args.dtype, **dict(args.option)} for name in args.frontend}
 
 

@@ -13,11 +13,11 @@ from ..spec import MEL_SCALES, NORMALIZATIONS, PAD_MODES
 from ..transform import MelSpectrogram
 from .console import Failure
 
-# What says which transform: a front-end says it all.
-TRANSFORM = (
-    "n_fft", "win_length", "hop_length", "f_min", "f_max", "pad", "n_mels", "window", "power", "normalized", "no_center",
-    "pad_mode", "norm", "mel_scale",
-)  # fmt: skip
+# What says which transform, unless it is given; None depends on the others.
+TRANSFORM = {
+    "n_fft": None, "win_length": None, "hop_length": None, "f_min": 0.0, "f_max": None, "pad": 0, "n_mels": 80, "window": "hann",
+    "power": 2.0, "normalized": "none", "no_center": False, "pad_mode": "reflect", "norm": "none", "mel_scale": "htk",
+}  # fmt: skip
 WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
 
 
@@ -76,24 +76,23 @@ def device_arguments() -> argparse.ArgumentParser:
 
 def transform_arguments() -> argparse.ArgumentParser:
     """A parent of commands for a transform, all but its sample rate, or for a front-end, all but its name."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)  # what is not given is not there
     group = parser.add_argument_group("transform", "the arguments of flashmel.MelSpectrogram")
     group.add_argument("--n-fft", type=positive_int, metavar="N", help="default: the window's length, to the next power of two")
     group.add_argument("--win-length", type=positive_int, metavar="N", help="in samples (default: N of --n-fft, else 25 ms)")
     group.add_argument("--hop-length", type=positive_int, metavar="N", help="in samples (default: 10 ms)")
-    group.add_argument("--f-min", type=float, default=0.0, metavar="HZ", help="default: 0")
+    group.add_argument("--f-min", type=float, metavar="HZ", help="default: 0")
     group.add_argument("--f-max", type=float, metavar="HZ", help="default: half the sample rate")
-    group.add_argument("--pad", type=int, default=0, metavar="N", help="zeros on each side (default: 0)")
-    group.add_argument("--n-mels", type=positive_int, default=80, metavar="N", help="default: 80")
-    group.add_argument("--window", choices=WINDOWS, default="hann", help="default: hann; kaiser has torch's beta of 12")
-    group.add_argument("--power", type=positive_float, default=2.0, help="1 for magnitude, 2 for power (default: 2)")
-    group.add_argument("--normalized", choices=NORMALIZATIONS, default="none", help="default: none")
+    group.add_argument("--pad", type=int, metavar="N", help="zeros on each side (default: 0)")
+    group.add_argument("--n-mels", type=positive_int, metavar="N", help="default: 80")
+    group.add_argument("--window", choices=WINDOWS, help="default: hann; kaiser has torch's beta of 12")
+    group.add_argument("--power", type=positive_float, help="1 for magnitude, 2 for power (default: 2)")
+    group.add_argument("--normalized", choices=NORMALIZATIONS, help="default: none")
     group.add_argument("--no-center", action="store_true", help="frame t begins at t * hop, and nothing is padded")
-    group.add_argument("--pad-mode", choices=PAD_MODES, default="reflect", help="default: reflect")
-    group.add_argument("--norm", choices=("none", "slaney"), default="none", help="slaney: filters of unit area (default: none)")
-    group.add_argument("--mel-scale", choices=MEL_SCALES, default="htk", help="default: htk")
+    group.add_argument("--pad-mode", choices=PAD_MODES, help="default: reflect")
+    group.add_argument("--norm", choices=("none", "slaney"), help="slaney: filters of unit area (default: none)")
+    group.add_argument("--mel-scale", choices=MEL_SCALES, help="default: htk")
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="default: float32")
-    parser.set_defaults(defaults={name: parser.get_default(name) for name in TRANSFORM})
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="of the front-end; may be repeated"
     )
@@ -106,39 +105,40 @@ def transform_of(args: argparse.Namespace, rate: int, dtype: torch.dtype | None)
     Raises:
         ValueError: see MelSpectrogram.
     """
-    win_length = args.win_length or args.n_fft or max(1, round(0.025 * rate))
+    of = argparse.Namespace(**(TRANSFORM | vars(args)))
+    win_length = of.win_length or of.n_fft or max(1, round(0.025 * rate))
     return MelSpectrogram(
         sample_rate=rate,
-        n_fft=args.n_fft or 1 << (win_length - 1).bit_length(),
+        n_fft=of.n_fft or 1 << (win_length - 1).bit_length(),
         win_length=win_length,
-        hop_length=args.hop_length or max(1, round(0.010 * rate)),
-        f_min=args.f_min,
-        f_max=args.f_max,
-        pad=args.pad,
-        n_mels=args.n_mels,
-        window_fn=getattr(torch, f"{args.window}_window"),
-        power=args.power,
-        normalized=False if args.normalized == "none" else args.normalized,
-        center=not args.no_center,
-        pad_mode=args.pad_mode,
-        norm=None if args.norm == "none" else args.norm,
-        mel_scale=args.mel_scale,
+        hop_length=of.hop_length or max(1, round(0.010 * rate)),
+        f_min=of.f_min,
+        f_max=of.f_max,
+        pad=of.pad,
+        n_mels=of.n_mels,
+        window_fn=getattr(torch, f"{of.window}_window"),
+        power=of.power,
+        normalized=False if of.normalized == "none" else of.normalized,
+        center=not of.no_center,
+        pad_mode=of.pad_mode,
+        norm=None if of.norm == "none" else of.norm,
+        mel_scale=of.mel_scale,
         dtype=dtype,
     )
 
 
-def refuse_transform(args: argparse.Namespace, *others: str) -> None:
-    """Refuse arguments that say which transform, and others that do not go with --frontend.
+def refuse_transform(args: argparse.Namespace, why: str, *others: str) -> None:
+    """Refuse arguments that say which transform, and others, where something else says it.
 
     Raises:
-        Failure: one of them is given.
+        Failure: one of them is given; its message ends with ``why``.
     """
-    given = [*others, *(name for name, default in args.defaults.items() if getattr(args, name) != default)]
+    given = [*others, *(name for name in TRANSFORM if name in args)]
     if given:
-        raise Failure(
-            f"--{given[0].replace('_', '-')} does not go with --frontend, which says all that is computed; "
-            "its own options are set with --option"
-        )
+        raise Failure(f"--{given[0].replace('_', '-')} does not go with {why}")
+
+
+FRONTEND = "--frontend, which says all that is computed; its own options are set with --option"
 
 
 def refuse_option(args: argparse.Namespace) -> None:

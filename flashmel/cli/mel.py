@@ -18,6 +18,7 @@ from ..frontends import FrontEnd
 from ..jit.cache import whole_file
 from ..transform import MelSpectrogram
 from .arguments import (
+    FRONTEND,
     device_arguments,
     positive_float,
     positive_int,
@@ -128,7 +129,7 @@ def _check_frontend(args: argparse.Namespace) -> None:
         rate = frontends.recipe(args.frontend, **dict(args.option)).sample_rate
     except (TypeError, ValueError) as error:
         raise Failure(f"--frontend {args.frontend}: {error}") from error
-    refuse_transform(args, *(["db"] if args.db else []), *(["format png"] if args.format == "png" else []))
+    refuse_transform(args, FRONTEND, *(["db"] if args.db else []), *(["format png"] if args.format == "png" else []))
     if args.resample not in (None, rate):
         raise Failure(
             f"--resample {args.resample}: front-end {args.frontend} takes audio at {rate} Hz, to which files are resampled"
@@ -228,7 +229,7 @@ def _one(
     with torch.inference_mode():
         mel = transform(torch.from_numpy(waveform).to(device))
         if args.db:
-            mel = decibels(mel, args.power)
+            mel = decibels(mel, transform.spec.power)
         mel = mel.to("cpu", getattr(torch, args.dtype)).contiguous()
     _save(mel, target, args, transform, printable(Path(source.name)))
     frames = mel.shape[-2 if transform.spec.epilogue.time_major else -1]
