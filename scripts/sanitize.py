@@ -44,7 +44,8 @@ CASES: list[tuple[dict, tuple[int, int]]] = [
     ({"n_fft": 64, "hop_length": 1, "n_mels": 20}, (2, 700)),
 ]
 
-FRONT_ENDS = ("whisper", "parakeet", "kaldi-fbank", "icefall", "gemma4", "hifigan", "loss-auraloss")  # each with lengths, too
+# Each with lengths, too.
+FRONT_ENDS = ("whisper", "nemo", "parakeet", "wespeaker", "kaldi-fbank", "icefall", "gemma4", "hifigan", "loss-auraloss")
 
 
 def has_gradient_kernel(mel: MelSpectrogram) -> bool:

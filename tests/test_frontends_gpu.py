@@ -81,6 +81,19 @@ def test_gradients(name, audio):  # noqa: F811
             assert torch.equal(actual, gradient(module, *on_gpu))
 
 
+@pytest.mark.parametrize("n_samples", [10239, 10240, 10241])
+def test_gradients_of_rows_that_end_with_a_tile(n_samples):
+    """Of pre-emphasised waveforms, so many that a row is one segment of several tiles."""
+    module = frontend("nemo-none").cuda()
+    x = noise(300, n_samples)
+    weight = torch.randn(300, *module(x[0].cuda()).shape, generator=torch.Generator().manual_seed(0))
+    leaf, exact = x.cuda().requires_grad_(), x[:3].double().requires_grad_()
+    (actual,) = torch.autograd.grad(module(leaf), leaf, weight.cuda())
+    (expected,) = torch.autograd.grad(frontend("nemo-none").double()(exact), exact, weight[:3].double())
+    peak = expected.abs().amax(-1, keepdim=True)
+    assert_close(actual[:3].cpu().double() / peak, expected / peak, atol=1e-3, rtol=1e-3)
+
+
 @all_names
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_outputs(name, dtype, audio):  # noqa: F811
