@@ -295,6 +295,15 @@ def measure_training(case: Case, transforms: dict[str, Transform], entry: Figure
 
 
 def measure_host(case: Case, transforms: dict[str, Transform], quick: bool) -> dict[str, Figures]:
+    """Host microseconds of a call, see :func:`visit_host`: medians of visits a second apart, for a processor has slow phases."""
+    visits = []
+    for visit in range(1 if quick else 7):
+        time.sleep(1.0 if visit else 0.0)
+        visits.append(visit_host(case, transforms, quick))
+    return {who: {way: statistics.median(v[who][way] for v in visits) for way in ways} for who, ways in visits[0].items()}
+
+
+def visit_host(case: Case, transforms: dict[str, Transform], quick: bool) -> dict[str, Figures]:
     """Host microseconds of a call: eager, eager with autograd recording, by replay of a CUDA graph."""
     x = make_input(case, "cuda")
     leaf = x.detach().requires_grad_() if x.is_floating_point() else None
