@@ -139,7 +139,11 @@ VARIANTS = variants() | backward_variants() | frontend_variants()
 
 # What is known to miss the promises of `test_variant`, and by how much.
 CUBIN_KIB = {"backward-n_fft-61-sm_90": 240}  # 61 points are written out there and back
-SPILLS = {"backward-n_fft-1024-hop-256-sm_120": 56, "backward-filters-in-global-sm_90": 32}  # bytes
+SPILLS = {  # bytes
+    "backward-n_fft-1024-hop-256-sm_120": 56,
+    "backward-filters-in-global-sm_90": 32,
+    "normalize-variance-frames-first-float16-sm_90": 8,
+}
 
 
 def compile_variant(s):

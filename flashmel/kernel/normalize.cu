@@ -135,7 +135,7 @@ __device__ inline void standardize(const Params& params, unsigned row, float* sh
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::block_threads, 4) normalize(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(Config::block_threads) normalize(const __grid_constant__ Params params) {
   extern __shared__ float4 shared_memory[];
   float* const shared = reinterpret_cast<float*>(shared_memory);
 #pragma unroll 1
