@@ -6,6 +6,8 @@
     python scripts/bench.py --against DIR            # also another flashmel, installed with pip install --target DIR
     python scripts/bench.py --sizes                  # also one batch at many n_fft
     python scripts/bench.py --training               # also forward + backward of the float32 cases
+    python scripts/bench.py --host                   # also what a call costs the host: eager, recording, compiled, replayed
+    python scripts/bench.py --in-situ                # also the share of a model's time that the transform in front of it takes
     python scripts/bench.py --sweep                  # instead: try other plans at each n_fft -> flashmel/measured.json
 
 GPU time is that of CUDA-graph replays (no launch gaps), the inputs rotated so that they do not lie in the L2 cache;

@@ -42,6 +42,10 @@ def _mib(value: int | None) -> str:
     return "–" if value is None else "0" if value == 0 else f"{value / 2**20:.1f}" if value >= 2**20 / 20 else "< 0.1"
 
 
+def _size_of(value: int) -> str:
+    return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.0f} KiB"
+
+
 def _error(value: float | str | None) -> str:
     return "–" if value is None else value if isinstance(value, str) else f"{value:.1e}"
 
@@ -288,8 +292,8 @@ def cold_start_section(record: Figures) -> str:
     machine, large = record["machine"], record["large_bundle"]
     note = (
         f"Medians of new processes, without their imports. A bundle of {large['configurations']} configurations for "
-        f"{len(large['cubin_bytes'])} architectures has {large['kernels']} kernels, {large['bytes'] / 2**20:.1f} MiB (zipped "
-        f"{large['zip_bytes'] / 2**20:.1f}), compiled in {large['seconds']:.0f} s."
+        f"{len(large['cubin_bytes'])} architectures has {large['kernels']} kernels, {_size_of(large['bytes'])} (zipped "
+        f"{_size_of(large['zip_bytes'])}), compiled in {large['seconds']:.0f} s."
     )
     heading = _heading(record, f"Cold start on {machine.get('gpu') or machine['cpu']}", [f"{machine['cores']} cores"])
     return "\n".join([*heading, _markdown(["ms", *WAYS.values()], rows), "", note, *_notes(record)])

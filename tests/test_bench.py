@@ -178,7 +178,7 @@ def test_a_cold_start_is_reported(tmp_path):
     before = report.report(tmp_path)
     assert before.startswith("**Cold start on EPYC** (2 cores), flashmel 0.2.0, ")
     assert "| ms | compiled | from the cache |\n| --- | ---: | ---: |\n| kernel in hand, 400/160 | 610 | 3.36 |\n\n" in before
-    assert "50 configurations for 2 architectures has 300 kernels, 11.7 MiB (zipped 3.8), compiled in 205 s." in before
+    assert "50 configurations for 2 architectures has 300 kernels, 11.7 MiB (zipped 3.8 MiB), compiled in 205 s." in before
     record["gpu"] = {"ways": {way: {"median": {"first_call_ms": 1.5}} for way in ("compile", "cached", "bundle")}}
     record["machine"]["gpu"] = "NVIDIA H200"
     path.write_text(json.dumps(record))
