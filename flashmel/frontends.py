@@ -18,7 +18,7 @@ from .jit.source import AnySpecialisation
 from .normalize import stack_frames
 from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Known, Recipe
-from .spec import _is_finite, changed_fields
+from .spec import changed_fields, is_finite
 from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
@@ -39,7 +39,7 @@ def names() -> list[str]:
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "int": ("a positive integer", lambda value: isinstance(value, numbers.Integral) and value is not True and int(value) > 0),
-    "float": ("a finite number", _is_finite),
+    "float": ("a finite number", is_finite),
     "str": ("a string", lambda value: isinstance(value, str)),
 }
 
@@ -273,7 +273,9 @@ class FrontEnd(Tables):
     def _lengthened(self, lengths: Any) -> Any:
         """Samples of a row once zeros are behind it."""
         least, multiple = self.recipe.min_samples, self.recipe.sample_multiple
-        if least:
+        if least and torch.compiler.is_compiling() and not isinstance(lengths, Tensor):
+            lengths = torch.sym_max(least, lengths)  # a comparison would fix on which side of it
+        elif least:
             # An empty row stays empty: it is no audio.
             lengths = lengths + (least - lengths) * (lengths < least) * (lengths > 0)
         return -(-lengths // multiple) * multiple

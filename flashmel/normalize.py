@@ -55,8 +55,11 @@ def stack_frames(features: Tensor, stack: int) -> Tensor:
     """(..., frames, n) to (..., frames // stack, stack * n); frames that are left over are dropped."""
     if stack == 1:
         return features
-    whole = features.shape[-2] - features.shape[-2] % stack
-    return features[..., :whole, :].unflatten(-2, (-1, stack)).flatten(-2)
+    count = features.shape[-2] // stack
+    if torch.compiler.is_compiling():  # views of a slice would fix whether frames are left over
+        whole = features.index_select(-2, torch.arange(count * stack, device=features.device))
+        return whole.reshape(*features.shape[:-2], count, stack * features.shape[-1])
+    return features[..., : count * stack, :].unflatten(-2, (-1, stack)).flatten(-2)
 
 
 def _normalized(rows: Tensor, rule: Normalization, mask: Tensor | None, counts: Tensor | int, together: int = 1) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .filterbank import exact_filterbank, kaldi_filterbank, librosa_filterbank, mel_filterbank
-from .spec import NORMALIZATION_SCOPES, Epilogue, MelBankSpec, Normalization, StftSpec, _is_finite, one_of, positive_int
+from .spec import NORMALIZATION_SCOPES, Epilogue, MelBankSpec, Normalization, StftSpec, is_finite, one_of, positive_int
 
 FLT_EPSILON = 2.0**-23
 INT16 = 32768.0  # the scale of Kaldi's samples
@@ -97,7 +97,7 @@ def _one_for_each_mel(name: str, values: Any, n_mels: int) -> tuple[float, ...]:
     listed = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(listed, (tuple, list)):
         raise ValueError(f"{name} must hold n_mels = {n_mels} numbers, got {values!r}")
-    if len(listed) != n_mels or not all(map(_is_finite, listed)):
+    if len(listed) != n_mels or not all(map(is_finite, listed)):
         raise ValueError(f"{name} must hold n_mels = {n_mels} finite numbers, got {len(listed)}: {reprlib.repr(listed)}")
     return tuple(map(float, listed))
 

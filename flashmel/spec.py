@@ -30,13 +30,13 @@ def positive_int(name: str, value: object) -> int:
     return int(value)
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def positive_number(name: str, value: object) -> float:
     """``value``, or a ValueError that names it."""
-    if not _is_finite(value) or value <= 0:  # type: ignore[operator]
+    if not is_finite(value) or value <= 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be positive, got {value!r}")
     return value  # type: ignore[return-value]
 
@@ -75,11 +75,11 @@ class Epilogue:
     def __post_init__(self) -> None:
         one_of("log", self.log, LOGS)
         one_of("floor_mode", self.floor_mode, FLOOR_MODES)
-        if not _is_finite(self.floor) or self.floor < 0:
+        if not is_finite(self.floor) or self.floor < 0:
             raise ValueError(f"floor must be a finite number and not negative, got {self.floor!r}")
         if not math.isfinite(self.log_floor) and self.log_floor != -math.inf:
             raise ValueError(f"log_floor must be a finite number or -inf, got {self.log_floor!r}")
-        if not _is_finite(self.gain) or self.gain == 0 or not _is_finite(self.bias) or not _is_finite(self.pad_value):
+        if not is_finite(self.gain) or self.gain == 0 or not is_finite(self.bias) or not is_finite(self.pad_value):
             raise ValueError(
                 f"gain (not 0), bias and pad_value must be finite, got {self.gain!r}, {self.bias!r}, {self.pad_value!r}"
             )
@@ -166,7 +166,7 @@ class StftSpec:
         if isinstance(self.pad, bool) or not isinstance(self.pad, (int, np.integer)):
             raise ValueError(f"pad must be an integer number of samples, got {self.pad!r}")
         object.__setattr__(self, "pad", int(self.pad))
-        if not _is_finite(self.power) or self.power <= 0:
+        if not is_finite(self.power) or self.power <= 0:
             raise ValueError(
                 f"power must be a positive finite number (1 for magnitude, 2 for power), got {self.power!r}; "
                 "a mel spectrogram of complex bins is not defined"
@@ -180,7 +180,7 @@ class StftSpec:
         if self.margins is not None and (self.pad != 0 or self.margins[0] < 0):
             raise ValueError(f"margins must not be negative on the left and go without pad, got {self.margins!r}, pad={self.pad}")
         for name in ("scale", "preemphasis", "epsilon"):
-            if not _is_finite(getattr(self, name)) or getattr(self, name) < 0:
+            if not is_finite(getattr(self, name)) or getattr(self, name) < 0:
                 raise ValueError(f"{name} must be a finite number and not negative, got {getattr(self, name)!r}")
         for name in ("power", "scale", "preemphasis", "epsilon"):
             object.__setattr__(self, name, float(getattr(self, name)))
@@ -369,7 +369,7 @@ class MelBankSpec:
         positive_int("n_mels", self.n_mels)
         positive_number("sample_rate", self.sample_rate)
         for name in ("f_min", "f_max"):
-            if not _is_finite(getattr(self, name)):
+            if not is_finite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite frequency in Hz, got {getattr(self, name)!r}")
         if self.f_min < 0:
             raise ValueError(f"f_min must not be negative, got {self.f_min!r} Hz")
