@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from . import ops, reference
 from .buffers import Tables, table
 from .normalize import normalize
-from .spec import NORMALIZATION_SCOPES, Epilogue, Normalization, one_of, positive_int
+from .spec import NORMALIZATION_SCOPES, Epilogue, Normalization, is_finite, one_of, positive_int
 from .transform import MelSpectrogram
 
 AMIN = 1e-10  # the smallest value that decibels are taken of
@@ -56,7 +55,7 @@ class AmplitudeToDB(nn.Module):
 
     @top_db.setter
     def top_db(self, value: float | None) -> None:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < math.inf):
+        if value is not None and (not is_finite(value) or value < 0):
             raise ValueError(f"top_db must be a number of decibels and not negative, or None; got {value!r}")
         self.rule = None if value is None else Normalization("maximum", float(value), self.scope)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import numbers
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from .jit.source import AnySpecialisation
 from .normalize import stack_frames
 from .plan import Architecture
 from .recipes import RECIPES, TABLES, WINDOWS, Known, Recipe
-from .spec import changed_fields, is_finite
+from .spec import changed_fields, is_finite, is_positive_int
 from .stream import Stream
 
 __all__ = ["FrontEnd", "frontend", "names", "options", "recipe"]
@@ -38,7 +37,7 @@ def names() -> list[str]:
 # By an option's annotation: what a value must be, and whether it is. What is in range is said by what is made of it.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool)),
-    "int": ("a positive integer", lambda value: isinstance(value, numbers.Integral) and value is not True and int(value) > 0),
+    "int": ("a positive integer", is_positive_int),
     "float": ("a finite number", is_finite),
     "str": ("a string", lambda value: isinstance(value, str)),
 }

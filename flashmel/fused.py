@@ -201,6 +201,12 @@ def _found(window: Tensor, fb: Tensor, key: tuple) -> _Call | None:
     return call
 
 
+def _remember(calls: dict[tuple, Any], key: tuple, call: Any) -> None:
+    if len(calls) >= _MAX_CALLS:
+        calls.clear()
+    calls[key] = call
+
+
 def recall(
     waveform: Tensor,
     window: Tensor,
@@ -317,9 +323,7 @@ def normalized_features(
     )
     out = found.run(call, rows, lengths, affine)
     if rows.data_ptr() == waveform.data_ptr():
-        if len(_normalized_calls) >= _MAX_CALLS:
-            _normalized_calls.clear()
-        _normalized_calls[(id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, ""))] = found
+        _remember(_normalized_calls, (id(rule), *_key(waveform, window, fb, spec, dtype, lengths, affine, "")), found)
     return out
 
 
@@ -386,9 +390,7 @@ def _prepared(
         tables, kernel, grid.blocks, grid.threads, grid.tiles, params, shape, output.stride(), dtype, waveform.device, alignment
     )
     if rows.data_ptr() == waveform.data_ptr() and not (window.is_inference() or fb.is_inference()):
-        if len(_calls) >= _MAX_CALLS:
-            _calls.clear()
-        _calls[key] = weakref.ref(window), weakref.ref(fb), _state(window, fb), spec, call
+        _remember(_calls, key, (weakref.ref(window), weakref.ref(fb), _state(window, fb), spec, call))
     return rows, call
 
 
@@ -747,8 +749,8 @@ def _values(spec: StftSpec, window: Tensor, fb: Tensor) -> tuple[np.ndarray, np.
         UnsupportedError: the kernel cannot take this window.
     """
     window_values, fb_values = (t.detach().double().cpu().numpy() for t in (window, fb))
-    over_waveform = spec.preemphasis and spec.preemphasis_scope == "waveform"
-    if over_waveform and (first := padded_window(window_values, spec.n_fft)[0]) != 0:  # a tile lacks the sample before its first
+    # A tile lacks the sample before its first.
+    if spec.emphasises_waveform and (first := padded_window(window_values, spec.n_fft)[0]) != 0:
         raise UnsupportedError(
             f"the fused kernel pre-emphasises a waveform where the window, padded to n_fft, begins with 0, not with {first:g}"
         )

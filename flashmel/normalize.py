@@ -24,11 +24,11 @@ def normalize(features: Tensor, rule: Normalization, valid: Tensor | int | None 
         As ``features``, differentiable. On a CPU, where no gradient is recorded, a row's numbers do not depend on its batch, bit
         for bit (but for rows of one maximum).
     """
-    rows = features if time_major else features.mT
-    rows = rows.reshape(math.prod(rows.shape[:-2]), *rows.shape[-2:])
-    n_rows, n_frames = rows.shape[:2]
-    if rows.numel() == 0:
+    if features.numel() == 0:
         return features
+    rows = features if time_major else features.mT
+    rows = rows.reshape(-1, *rows.shape[-2:])
+    n_rows, n_frames = rows.shape[:2]
     if valid is None:
         valid = n_frames
     together = 1  # rows of one maximum

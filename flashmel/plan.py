@@ -198,8 +198,7 @@ def _supported(spec: StftSpec) -> list[Factors]:
         raise UnsupportedError(f"the fused kernel covers n_fft from 2 to {MAX_N_FFT}, not {n_fft}")
     if max(spec.hop_length, abs(spec.pad)) >= 2**31:
         raise UnsupportedError(f"the fused kernel takes hop_length and pad below 2**31, not {spec.hop_length} and {spec.pad}")
-    over_waveform = spec.preemphasis and spec.preemphasis_scope == "waveform"
-    if over_waveform and (spec.remove_dc or spec.padded_mode != "constant" or spec.pad < 0):
+    if spec.emphasises_waveform and (spec.remove_dc or spec.padded_mode != "constant" or spec.pad < 0):
         raise UnsupportedError(
             "the fused kernel pre-emphasises a waveform that is padded with zeros, not cropped, and whose frames keep their mean, "
             f"not with pad_mode={spec.padded_mode!r}, pad={spec.pad}, remove_dc={spec.remove_dc}"

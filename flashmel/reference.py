@@ -259,7 +259,7 @@ def samples(waveform: Tensor, compute: torch.dtype, scale: float = 1.0) -> Tenso
 
 def _emphasised(rows: Tensor, spec: StftSpec) -> Tensor:
     """Rows after the pre-emphasis of waveforms."""
-    if spec.preemphasis == 0 or spec.preemphasis_scope != "waveform":
+    if not spec.emphasises_waveform:
         return rows
     return rows - spec.preemphasis * torch.nn.functional.pad(rows[:, :-1], (1, 0))
 
@@ -288,7 +288,7 @@ def _gathered(
     index, valid = _source_index(spec, begin, count, n_samples if lengths is None else lengths, rows.device)
     index, valid = index.clamp(0, n_samples - 1).expand(len(rows), count), valid.expand(len(rows), count)
     taken = samples(rows.gather(1, index), compute, spec.scale)
-    if spec.preemphasis and spec.preemphasis_scope == "waveform":
+    if spec.emphasises_waveform:
         before = samples(rows.gather(1, (index - 1).clamp(min=0)), compute, spec.scale)
         taken = taken - spec.preemphasis * before.masked_fill(~valid | (index == 0), 0)
     return taken.masked_fill(~valid, 0)
@@ -320,7 +320,7 @@ def _energy(padded: Tensor, window: Tensor, spec: StftSpec) -> Tensor:
     frames, window = frames[..., : spec.support], window[: spec.support]
     if spec.remove_dc:
         frames = frames - frames.mean(-1, keepdim=True)
-    if spec.preemphasis and spec.preemphasis_scope == "frame":
+    if spec.emphasises_frames:
         frames = frames - spec.preemphasis * torch.cat((frames[..., :1], frames[..., :-1]), -1)
     bins = torch.fft.rfft(frames * window, spec.n_fft)
     energy = torch.addcmul(bins.real.square(), bins.imag, bins.imag)  # faster than abs(), and its gradient at 0 is 0
@@ -393,7 +393,7 @@ def _fill(
     for first in range(0, n_frames, chunk):
         last = min(first + chunk, n_frames)
         begin, count = first * spec.hop_length, (last - 1 - first) * spec.hop_length + spec.n_fft
-        by_index = lengths is not None or (spec.preemphasis and spec.preemphasis_scope == "waveform")
+        by_index = lengths is not None or spec.emphasises_waveform
         cut = None if by_index else _Cut(spec, first, last, rows)
         for row in range(0, n_rows, group):
             some = slice(row, row + group)

@@ -23,11 +23,15 @@ NORMALIZATION_SCOPES = ("sample", "channels", "batch")
 EPS_MODES = ("std", "variance")
 
 
+def is_positive_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
 def positive_int(name: str, value: object) -> int:
     """``value`` as an int, or a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_positive_int(value):
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return int(value)
+    return int(value)  # type: ignore[call-overload]
 
 
 def is_finite(value: object) -> bool:
@@ -199,10 +203,19 @@ class StftSpec:
         return self.n_fft // 2 + 1
 
     @property
+    def emphasises_waveform(self) -> bool:
+        """Whether the waveform is pre-emphasised as a whole."""
+        return self.preemphasis > 0 and self.preemphasis_scope == "waveform"
+
+    @property
+    def emphasises_frames(self) -> bool:
+        """Whether each frame is pre-emphasised by itself."""
+        return self.preemphasis > 0 and self.preemphasis_scope == "frame"
+
+    @property
     def support(self) -> int:
         """So many of a frame's first samples matter."""
-        on_frames = self.remove_dc or (self.preemphasis > 0 and self.preemphasis_scope == "frame")
-        return self.win_length if on_frames else self.n_fft
+        return self.win_length if self.remove_dc or self.emphasises_frames else self.n_fft
 
     @property
     def margin(self) -> int:

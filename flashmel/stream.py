@@ -73,7 +73,7 @@ class Stream:
             pad=0,
             pad_mode="constant",
             scale=1.0,
-            preemphasis=spec.preemphasis if spec.preemphasis_scope == "frame" else 0.0,
+            preemphasis=spec.preemphasis if spec.emphasises_frames else 0.0,
             epilogue=replace(spec.epilogue, masked_frames=0, frame_multiple=1, n_frames=None),
         )
         # Zeros at the window's end: a frame is final though its samples under them are not known.
@@ -160,7 +160,7 @@ class Stream:
             return
         rows = chunk.reshape(math.prod(self.batch), chunk.shape[-1])
         prepared = reference.samples(rows, reference.compute_dtype(window), spec.scale)
-        if spec.preemphasis and spec.preemphasis_scope == "waveform":
+        if spec.emphasises_waveform:
             before = torch.zeros_like(prepared[:, :1]) if self._before is None else self._before
             self._before = prepared[:, -1:].clone()
             prepared = prepared - spec.preemphasis * torch.cat((before, prepared[:, :-1]), -1)

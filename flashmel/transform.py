@@ -15,7 +15,28 @@ from .filterbank import mel_filterbank
 from .spec import MelBankSpec, StftSpec, normalization, positive_int, positive_number
 
 
-class _Spectrogram(Tables):
+class _OfSpec:
+    """Parameters of ``spec`` under torchaudio's names. Read-only: setting one raises instead of being ignored."""
+
+    spec: StftSpec
+    n_fft = property(lambda self: self.spec.n_fft)
+    win_length = property(lambda self: self.spec.win_length)
+    hop_length = property(lambda self: self.spec.hop_length)
+    pad = property(lambda self: self.spec.pad)
+    power = property(lambda self: self.spec.power)
+
+
+class _OfBank:
+    """The same of ``bank``."""
+
+    bank: MelBankSpec
+    sample_rate = property(lambda self: self.bank.sample_rate)
+    f_min = property(lambda self: self.bank.f_min)
+    f_max = property(lambda self: self.bank.f_max)
+    n_mels = property(lambda self: self.bank.n_mels)
+
+
+class _Spectrogram(_OfSpec, Tables):
     """The window and the framing, under the names of ``torchaudio.transforms.Spectrogram``."""
 
     window: Tensor
@@ -24,12 +45,6 @@ class _Spectrogram(Tables):
         super().__init__(window=window)
         self.spec, self.normalized, self.onesided = spec, normalized, onesided
 
-    # Read-only: changing one after construction raises instead of being ignored. So do those below.
-    n_fft = property(lambda self: self.spec.n_fft)
-    win_length = property(lambda self: self.spec.win_length)
-    hop_length = property(lambda self: self.spec.hop_length)
-    pad = property(lambda self: self.spec.pad)
-    power = property(lambda self: self.spec.power)
     center = property(lambda self: self.spec.center)
     pad_mode = property(lambda self: self.spec.pad_mode)
 
@@ -38,7 +53,7 @@ class _Spectrogram(Tables):
         return reference.spectrogram(waveform, self.window, self.spec)
 
 
-class _MelScale(Tables):
+class _MelScale(_OfBank, Tables):
     """The filterbank, under the names of ``torchaudio.transforms.MelScale``."""
 
     fb: Tensor
@@ -47,10 +62,6 @@ class _MelScale(Tables):
         super().__init__(fb=fb)
         self.bank = spec
 
-    n_mels = property(lambda self: self.bank.n_mels)
-    sample_rate = property(lambda self: self.bank.sample_rate)
-    f_min = property(lambda self: self.bank.f_min)
-    f_max = property(lambda self: self.bank.f_max)
     norm = property(lambda self: self.bank.norm)
     mel_scale = property(lambda self: self.bank.mel_scale)
     n_stft = property(lambda self: self.bank.n_freqs)
@@ -60,7 +71,7 @@ class _MelScale(Tables):
         return (specgram.mT @ self.fb).mT
 
 
-class MelSpectrogram(nn.Module):
+class MelSpectrogram(_OfSpec, _OfBank, nn.Module):
     """Mel spectrogram: a drop-in for ``torchaudio.transforms.MelSpectrogram``, one CUDA kernel launch on a GPU.
 
     Args:
@@ -156,16 +167,6 @@ class MelSpectrogram(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    # Under torchaudio's names.
-    sample_rate = property(lambda self: self.bank.sample_rate)
-    n_fft = property(lambda self: self.spec.n_fft)
-    win_length = property(lambda self: self.spec.win_length)
-    hop_length = property(lambda self: self.spec.hop_length)
-    f_min = property(lambda self: self.bank.f_min)
-    f_max = property(lambda self: self.bank.f_max)
-    pad = property(lambda self: self.spec.pad)
-    n_mels = property(lambda self: self.bank.n_mels)
-    power = property(lambda self: self.spec.power)
     normalized = property(lambda self: self.spectrogram.normalized)
 
     def forward(self, waveform: Tensor) -> Tensor:
