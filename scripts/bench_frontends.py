@@ -74,7 +74,7 @@ def compile_ahead(names: list[str]) -> None:
 
 
 def measure(name: str, batch: int, n_samples: int) -> dict[str, Any]:
-    """Microseconds: `gpu_us`, `plain_us`, and with the gradient `step_us`, `plain_step_us`."""
+    """Microseconds: `gpu_us`, `plain_gpu_us`, with the gradient `step_us`, `plain_step_us`; of one row also `call_to_result_us`."""
     module = frontend(name).cuda()
     inputs = [0.1 * torch.randn(batch, n_samples, device="cuda") for _ in range(4)]
     entry: dict[str, Any] = {"name": name, "batch": batch, "samples": n_samples, "n_features": module.n_features}
